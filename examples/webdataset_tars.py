@@ -33,14 +33,15 @@ def rows(position: list[int] | None) -> Iterator[tuple[dict[str, Any], list[int]
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 for member in filter(tarfile.TarInfo.isfile, tar):
                     folder, name = os.path.split(member.name)
-                    key, _, kind = name.partition(".")
-                    if sample and sample["__key__"] != os.path.join(folder, key):
+                    stem, _, kind = name.partition(".")
+                    key = os.path.join(folder, stem)
+                    if sample and sample["__key__"] != key:
                         yield sample, [number, member.offset]
                         sample = {}
                     content = tar.extractfile(member)
                     assert content is not None
                     data = content.read()
-                    sample["__key__"] = os.path.join(folder, key)
+                    sample["__key__"] = key
                     sample[kind] = json.loads(data) if kind == "json" else data.decode() if kind == "txt" else data
             if sample:
                 yield sample, [number + 1, 0]

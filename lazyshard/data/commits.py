@@ -67,7 +67,7 @@ def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     if retired and (sample := first_lost(*point, total, retired * size)) is not None:
         chunk = sample // size
         text = f"the run continues with samples of chunk {chunk}, but the producer has deleted all chunks below"
-        text = f"{text} {retired}: continue from a later checkpoint, or leave these samples out with skip()"
+        text = f"{text} {retired}: continue from a later checkpoint, skip() these samples, or produce with --retain all"
         raise _mismatch(where, text, f"chunk {chunk}", f"chunks from {retired} on")
 
 

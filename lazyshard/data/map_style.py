@@ -373,7 +373,8 @@ class Batches(Iterator[Any]):
         if not self._trained and not self.step:
             log.warning("epoch %d has no step: fewer samples are left than in one micro batch of all ranks", self.epoch)
         elif not self._trained:
-            log.warning("epoch %d is trained already: it ended with step %d: set epochs=", self.epoch, self.step)
+            what = "epoch %d is trained already: it ended with step %d; for more epochs give batches(epochs=N)"
+            log.warning(what, self.epoch, self.step)
         elif self._epochs is not None:
             # The last index of each remaining micro batch.
             ends = self._indices[(self._trained + 1) * self._size - 1 :: self._size]

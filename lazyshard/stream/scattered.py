@@ -129,10 +129,10 @@ def _take(spare: list[mmap.mmap], size: int) -> mmap.mmap:
     To touch new memory costs more than to read a chunk into it. Slices of it are bytes of their own.
     """
     for place in range(len(spare)):
-        if size <= len(spare[place]) <= 2 * size + mmap.PAGESIZE and sys.getrefcount(spare[place]) == ALONE:
+        if size <= len(spare[place]) <= 2 * size + 4096 and sys.getrefcount(spare[place]) == ALONE:
             return spare.pop(place)
     del spare[-1:]  # one is released for each that is made, so that there are never more than two windows need
-    step = max(mmap.PAGESIZE, 1 << (size.bit_length() - 4))  # so that chunks of about one size fit into each other's
+    step = 1 << max(12, size.bit_length() - 4)  # so that chunks of about one size fit into each other's
     try:
         return mmap.mmap(-1, size + -size % step, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

@@ -145,7 +145,7 @@ def end(directory: Path, display: Display, stop: Stop, *, force: bool = False) -
     """
     manifest = _manifest(directory)
     if not force and not is_there(directory / END) and (left := list(_not_ended(directory, manifest.writers))):
-        way = "run its command again to finish it, or give --force to end the stream without its unpublished rows"
+        way = "finish each by its command, or give --force to end the stream without the rows that are not published"
         who = one_line("; ".join(left))
         raise errors.ProducerFenced(f"{directory}: {who}; {way}", directory=str(directory), holder=who)
     if not is_there(directory / END):

@@ -229,6 +229,15 @@ def test_each_chunk_is_read_once_while_it_is_held(reader: StreamReader, monkeypa
     assert pread.call_count == 1
 
 
+def test_chunks_of_a_few_bytes_are_held(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path / "s", 1) as writer:
+        for _ in range(3):
+            writer.write({})
+    rows = ScatteredReader(StreamReader(tmp_path / "s", max_wait=0))
+    assert rows.lines(prepared(rows, np.array([2, 0])), 0, 2) == [b"{}\n"] * 2
+    assert rows.lines(prepared(rows, np.array([1])), 0, 1) == [b"{}\n"]
+
+
 def test_threads_do_not_read_over_what_another_one_reads_from(reader: StreamReader) -> None:
     rows = ScatteredReader(reader)
     begun, done = threading.Event(), threading.Event()

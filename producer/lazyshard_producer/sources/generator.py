@@ -183,10 +183,8 @@ class GeneratorSource(Source):
             line = row if isinstance(row, bytes) else EncodedRow(*pack_row(row)) if self._arrays else encode_row(row)
         except RowInvalid as error:
             return error, written
-        exceeds = line_size(line) > self._most + isinstance(line, EncodedRow)
-        if exceeds and isinstance(line, bytes):
-            exceeds = len(line.rstrip(b"\r\n")) > self._most
-        return bad_row(too_long(self._most)) if exceeds else line, written
+        size = len(line.rstrip(b"\r\n")) if isinstance(line, bytes) else line_size(line) - 1
+        return bad_row(too_long(self._most)) if size > self._most else line, written
 
     def _call(self, call: Callable[[], Any]) -> Any:
         """Calls the function; its errors are raised with its innermost lines: ``file:line (function)``."""

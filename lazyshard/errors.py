@@ -186,10 +186,6 @@ class FileInvalid(FormatInvalid):
     """
 
 
-class SealInvalid(FormatInvalid):
-    """A `.completed` file is invalid; the rows of its chunk cannot be read."""
-
-
 class StateInvalid(FormatInvalid):
     """The state of a run, from a checkpoint or a cursor, is invalid: torn, incomplete or contradictory."""
 
@@ -206,8 +202,8 @@ class RowInvalid(LazyShardError, ValueError):
     """
 
 
-class ChunkCorrupt(LazyShardError, ValueError):
-    """The bytes of a sealed chunk are not the bytes that were sealed."""
+class ChunkCorrupt(FormatInvalid):
+    """A file of a sealed chunk is damaged: its rows or arrays have changed since it was sealed, or the seal is bad."""
 
 
 class ChunkMissing(LazyShardError, FileNotFoundError):

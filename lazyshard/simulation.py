@@ -7,8 +7,8 @@ This number grows by whole stripes (with windows: by the windows of all ranks), 
     ranks=2, samples_per_chunk=4, batch=2      step    0  1  2  3  4
                                                needed  8  8 16 16 24   rows
 
-Chunks are published by the rules of `lazyshard-producer run`. Waiting readers poll `head.json` at the intervals of the
-product (`lazyshard.stream.head`). All ranks begin to wait at the same moment, so one wait is simulated for all, and one
+Chunks are published by the rules of `lazyshard-producer run`. Waiting readers poll `head.json` at the intervals of
+`lazyshard.stream.waiting`. All ranks begin to wait at the same moment, so one wait is simulated for all, and one
 process per node polls for the others. Only steps that need more chunks than were seen before are simulated.
 """
 
@@ -31,8 +31,8 @@ from lazyshard.plan.deal import Rules
 from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.stream import Published
 from lazyshard.stream.chunk import OPEN_CHUNKS, OPEN_ROWS
-from lazyshard.stream.head import HEARTBEAT_S, expected_wait, next_poll, retry_s
-from lazyshard.stream.waiting import LATER_S
+from lazyshard.stream.head import HEARTBEAT_S, expected_wait, retry_s
+from lazyshard.stream.waiting import LATER_S, next_poll
 
 _CHUNK_OPENS: Final = 2  # To open a chunk, a reader opens two files: seal and data
 _CHUNK_METADATA: Final = _CHUNK_OPENS + 1  # Plus a stat of `stream.json`, to check that the stream is still the same

@@ -44,7 +44,7 @@ BUILTINS = {
     "RuntimeError": "CursorTaken ProducerFenced",
     "TimeoutError": "WaitTimeout",
     "TypeError": "LengthUnknown",
-    "ValueError": "BadSample ChunkCorrupt ConfigInvalid FileInvalid FormatInvalid RowInvalid SealInvalid SkipSample "
+    "ValueError": "BadSample ChunkCorrupt ConfigInvalid FileInvalid FormatInvalid RowInvalid SkipSample "
     "StateInvalid StateMismatch StreamEnded StreamInvalid StreamMismatch VersionUnsupported",
 }
 

@@ -124,14 +124,17 @@ def hexadecimal(digits: int) -> Kind:
 
 
 @contextmanager
-def in_file(where: str, error: type[FormatInvalid] = FileInvalid) -> Iterator[None]:
-    """Adds the name of the file (or other location) to errors raised inside, and raises them as `error`."""
+def in_file(where: str, error: type[FormatInvalid] = FileInvalid, remedy: str = "") -> Iterator[None]:
+    """Adds the name of the file (or other location) to errors raised inside, and raises them as `error`.
+
+    To all but VersionUnsupported, which names its own, it also adds the remedy.
+    """
     try:
         yield
     except (StateInvalid, VersionUnsupported) as found:
-        kind = VersionUnsupported if isinstance(found, VersionUnsupported) else error
+        kind, hint = (VersionUnsupported, "") if isinstance(found, VersionUnsupported) else (error, remedy)
         fields = {"field": found.field, "expected": found.expected, "actual": found.actual}
-        raise kind(f"{where}: {found}", file=where, **fields) from found.__cause__
+        raise kind(f"{where}: {found}{hint}", file=where, **fields) from found.__cause__
 
 
 @contextmanager

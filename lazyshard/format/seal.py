@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from lazyshard.errors import SealInvalid
+from lazyshard.errors import ChunkCorrupt
 from lazyshard.format import records
 from lazyshard.format.records import FORMAT, FORMAT_WITH_ARRAYS, FORMAT_WITH_BLOBS, pack, seal_name, take, unpack
 from lazyshard.part import MAX_SAMPLES, NUMBER, TEXT, UInt32Array, UInt64Array, integer, refused
@@ -85,7 +85,7 @@ class Seal:
     @classmethod
     def decode(cls, data: bytes, chunk: int, file: str = "") -> Seal:
         """Decodes the file's bytes; `chunk` is the number in its name, messages use `file` as its name."""
-        with records.in_file(file or seal_name(chunk), SealInvalid):
+        with records.in_file(file or seal_name(chunk), ChunkCorrupt, "; restore the file from a copy"):
             values, samples = _parse(data, chunk)
             offsets = _read_offsets(values, "offsets", "bytes", samples, least=1)
             digests, arrays = unpack(values, "xxh3", "<u8", samples), None
@@ -121,7 +121,7 @@ class SealBytes:
     @classmethod
     def decode(cls, data: bytes, chunk: int, file: str = "") -> SealBytes:
         """As `Seal.decode`; of offsets and digests only their lengths are checked."""
-        with records.in_file(file or seal_name(chunk), SealInvalid):
+        with records.in_file(file or seal_name(chunk), ChunkCorrupt, "; restore the file from a copy"):
             values, samples = _parse(data, chunk)
             arrays = values["format"] >= FORMAT_WITH_ARRAYS
             for prefix in ("", "arrays_")[: 1 + arrays]:

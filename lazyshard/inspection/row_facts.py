@@ -224,7 +224,7 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
     """Returns the mean tokens per sample of a stream, from at most `most_chunks` evenly spaced chunks.
 
     Raises StreamMissing; StreamInvalid: there is no chunk, or its samples have no tokens; LengthUnknown: a chunk has no
-    lengths; SealInvalid, OSError: a file cannot be read.
+    lengths; ChunkCorrupt, OSError: a file cannot be read.
     """
     path = stream_path(directory)
     stream = open_now(path)

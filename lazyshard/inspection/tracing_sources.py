@@ -125,7 +125,7 @@ class _Positions:
 
 
 def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
-    """Finds the rows of a place in a source. Raises StateMismatch: the seals do not reach it yet; SealInvalid."""
+    """Finds the rows of a place in a source. Raises StateMismatch: the seals do not reach it yet; ChunkCorrupt."""
     if not chunks:
         raise _unknown(f"{directory}: there is no chunk")
     newest = _sequenced(read_seal(directory, chunks[-1]), samples_per_chunk)

@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, SealInvalid, StreamMismatch, StreamMissing
+from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid, StreamMismatch, StreamMissing
 from lazyshard.format import records
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import check_lines
@@ -299,7 +299,7 @@ def check_chunk(directory: Path, quick: bool, files: ChunkFiles) -> ChunkVerdict
             samples, size, position = seal.samples, seal.size, Sequenced.read_source(seal.source)
             if (seal.arrays is None) is not (files.arrays is None):
                 told = (FORMAT, FORMAT_WITH_ARRAYS) if files.arrays is None else (FORMAT_WITH_ARRAYS, FORMAT)
-                raise SealInvalid(field="format", expected=f"{told[0]}, as in {MANIFEST}", actual=str(told[1]))
+                raise ChunkCorrupt(field="format", expected=f"{told[0]}, as in {MANIFEST}", actual=str(told[1]))
             rows, side = opened(directory / (name := files.data)), None
             if seal.arrays is not None and files.arrays is not None:
                 size += seal.arrays.size

@@ -80,10 +80,10 @@ def file_fault(file: str, error: LazyShardError | OSError, chunk: int | None = N
     expected, found = str(getattr(error, "expected", None)), str(getattr(error, "actual", None))
     if isinstance(error, errors.VersionUnsupported):
         return Fault("version", file, f"format {expected}", f"format {found}", "install a newer lazyshard", chunk)
+    if isinstance(error, errors.ChunkCorrupt) and not file.endswith(SEAL_SUFFIX):
+        return Fault("size", file, expected, found, chunk=chunk)
     if isinstance(error, errors.FormatInvalid):
         return Fault("invalid", file, expected, found, chunk=chunk, field=error.field)
-    if isinstance(error, errors.ChunkCorrupt):
-        return Fault("size", file, expected, found, chunk=chunk)
     if isinstance(error, errors.FileRefused):
         return Fault("not-a-file", file, "a plain file", str(error.kind), chunk=chunk)
     found, fix = getattr(error, "strerror", None) or str(error), "fix the filesystem"

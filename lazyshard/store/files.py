@@ -233,7 +233,7 @@ def read_file(path: Path, most: int | None = None) -> bytes:
 
 
 def read_seal(directory: Path, chunk: int, name: str = "") -> Seal:
-    """Reads the seal of a published chunk, from the file `name` if given. Raises SealInvalid, OSError."""
+    """Reads the seal of a published chunk, from the file `name` if given. Raises ChunkCorrupt, OSError."""
     path = directory / (name or seal_name(chunk))
     return Seal.decode(read_file(path), chunk, str(path))
 

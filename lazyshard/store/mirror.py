@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias
 
 import xxhash
 
-from lazyshard.errors import LazyShardError, SealInvalid
+from lazyshard.errors import ChunkCorrupt, LazyShardError
 from lazyshard.format.records import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store import files
@@ -81,7 +81,7 @@ class Mirror:
         """Opens a chunk's copy, fetching it if needed: its data file, and its side file if it has one.
 
         A chunk that does not match its seal is fetched once more, then opened as it is, for this process only. Raises
-        FileNotFoundError: an object is missing (yet). SealInvalid, StreamMismatch, AccessRefused, StoreUnavailable.
+        FileNotFoundError: an object is missing (yet). ChunkCorrupt, StreamMismatch, AccessRefused, StoreUnavailable.
         """
         found = self._get(chunk, ahead=False)
         assert found is not None
@@ -157,7 +157,7 @@ class Mirror:
             return None
         size = os.fstat(file.fd).st_size - 8
         sealed = int.from_bytes(file.read(max(0, size), 8), "little")
-        with contextlib.suppress(SealInvalid):
+        with contextlib.suppress(ChunkCorrupt):
             seal = Seal.decode(file.read(size - sealed, sealed) if sealed <= size else b"", chunk)
             if sum(one.size for _, one in self._objects(seal)) + sealed == size:
                 if read:

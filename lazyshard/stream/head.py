@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from lazyshard.format.writers import Committed
     from lazyshard.stream.lock import WriterLock
 
-FIRST_POLL_S: Final = 0.005  # the shortest pause between two polls
-# The shortest pause if a poll is a request to an object store: requests cost money, and a prefix of a bucket answers
-# only some thousands per second, which is what 1,000 nodes send at this pause
-FIRST_REQUEST_S: Final = 0.2
 HEARTBEAT_S: Final = 5.0
 """Maximum age of `head.json` while rows arrive. Readers only report its age; nothing acts on less than a minute."""
 
@@ -182,14 +178,6 @@ def _started(pid: int) -> str | None:
         return None
     # A zombie has ended, too.
     return "" if fields[0] in (b"Z", b"X") else fields[_STARTED].decode("ascii", "replace")
-
-
-def next_poll(waited: float, expected: float | None, least: float = FIRST_POLL_S) -> float:
-    """Returns the pause before the next poll; `expected`: the wait by the producer's rate, None if unknown."""
-    # A tenth of the time that has passed or is expected to pass, so polling adds at most that share. At most 5 s, which
-    # bounds how long a chunk stays unseen and keeps thousands of waiting processes from overloading a metadata server
-    # (4,000 processes on as many nodes: 800 opens per second).
-    return min(5.0, max(least, (waited if expected is None else max(expected, waited / 10)) / 10))
 
 
 def retry_s(held_s: float) -> float:

@@ -19,7 +19,7 @@ from lazyshard.stream import head as heads
 from lazyshard.stream.chunk import Chunk, OpenChunks
 from lazyshard.stream.listing import Published, has_unpublished_rows, invalid, path_hint
 from lazyshard.stream.stream import Stream, open_stream
-from lazyshard.stream.waiting import HEAD_SLOT, READERS, RETIRED_SLOT, NodePoll, Parent, Waker
+from lazyshard.stream.waiting import HEAD_SLOT, READERS, RETIRED_SLOT, NodePoll, Parent, Waker, first_poll, next_poll
 
 # How long a file of a chunk that `head.json` counts may stay invisible: network filesystems cache for up to a minute
 # that a name did not exist
@@ -84,7 +84,7 @@ class StreamReader:
         self.parent: Parent | None = None
         self.on_wait: Callable[[], None] | None = None
         self.seen, self.waited_s, self._hung_s = Published(0, 0, False), 0.0, 0.0
-        self._least_poll = heads.FIRST_REQUEST_S if isinstance(self.directory, UrlPath) else heads.FIRST_POLL_S
+        self._least_poll = first_poll(self.directory)
         self.chunks_opened, self._next, self._let_go_at = 0, 0, time.monotonic()
         self.dealt: DealtByCost | None = None
         self._ahead = _FIRST_AHEAD_BYTES
@@ -178,7 +178,7 @@ class StreamReader:
                         level = logging.WARNING if poll is None or poll.warns_for(rank) else logging.DEBUG
                         if _log.isEnabledFor(level):
                             _log.log(level, "%s", self._describe(samples, chunk, waited))
-                age = heads.next_poll(waited, heads.expected_wait(samples, self.seen), self._least_poll)
+                age = next_poll(waited, heads.expected_wait(samples, self.seen), self._least_poll)
                 due = age if poll is None else poll.pause(HEAD_SLOT, age)
                 pause = min(due, self.max_wait - waited, heads.next_report(reported) - waited)
                 # Watching the directory is only worth starting for longer waits than this.
@@ -380,7 +380,7 @@ class StreamReader:
                     reported = heads.next_report(reported)
                     who = f"{self.label}: " if self.label else ""
                     _log.warning("%schunk %d is published, waiting for %s to appear", who, number, file)
-                self._pause(heads.next_poll(waited, None, self._least_poll), time.sleep)
+                self._pause(next_poll(waited, None, self._least_poll), time.sleep)
         if (rows := len(chunk)) != (size := self.samples_per_chunk):
             seen = self.seen if self.seen.ended else self.refresh()
             wanted = min(size, seen.samples - number * size) if seen.ended else size

@@ -36,10 +36,11 @@ from lazyshard.format.writers import WRITERS, Committed, EndRequest, Sequenced, 
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.files import UrlPath, check_folder, read_file, read_seal
 from lazyshard.stream.chunk import Chunk, open_sealed
-from lazyshard.stream.head import FIRST_POLL_S, FIRST_REQUEST_S, HEARTBEAT_S, own_process, process_gone
+from lazyshard.stream.head import HEARTBEAT_S, own_process, process_gone
 from lazyshard.stream.listing import invalid, read_manifest
 from lazyshard.stream.members import RETRY_S, SequencedWriter, has_ended, read_committed, writer_names
 from lazyshard.stream.publishing import SealedPiece
+from lazyshard.stream.waiting import first_poll
 
 if TYPE_CHECKING:
     from lazyshard.stream.writer import ChunkWriter
@@ -340,7 +341,7 @@ class Sequencing:
         self.directory, self._open_stream, self._gate, self._kind = directory, open_stream, gate, kind
         # In an object store each poll is a request.
         remote = isinstance(directory, UrlPath)
-        self._polls = (FIRST_REQUEST_S, RETRY_S) if remote else (FIRST_POLL_S, LAST_POLL_S)
+        self._polls = first_poll(directory), RETRY_S if remote else LAST_POLL_S
         self._idle_s = RETRY_S if remote else RETRY_S / 4
         self.sequencer: Sequencer | None = None
         self.ended = False

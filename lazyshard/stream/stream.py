@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from lazyshard.errors import FileInvalid, LengthUnknown, SealInvalid, StreamMismatch
+from lazyshard.errors import ChunkCorrupt, FileInvalid, LengthUnknown, StreamMismatch
 from lazyshard.format.records import END, FORMAT, HEAD, MANIFEST, OWNER, End, Head, Manifest, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.part import UInt32Array
@@ -331,26 +331,22 @@ class NativeStream:
     def open_chunk(self, chunk: int) -> Chunk:
         """Opens a published chunk by its seal, after checking that the stream is still the one that was opened.
 
-        Raises FileNotFoundError: a file of it does not exist (yet). ChunkCorrupt, SealInvalid, FileRefused, OSError.
+        Raises FileNotFoundError: a file of it does not exist (yet). ChunkCorrupt, FileRefused, OSError.
         """
-        try:
-            if self.mirror is not None:
-                seal, file, arrays = self.mirror.open(chunk)
-                opened = open_copy(file, seal, arrays)
-            else:
-                if (found := self._identify()) != self._manifest_file:
-                    self.check_identity()
-                    self._manifest_file = found
-                opened = open_sealed(self.directory / chunk_name(chunk), read_seal(self.directory, chunk))
-            if (opened.arrays is not None) is not self.arrays:
-                # Its format contradicts the manifest, so its rows would be read incorrectly.
-                path = str(self.directory / seal_name(chunk))
-                expected, actual = f"{FORMAT + self.arrays}, as in {MANIFEST}", str(FORMAT + (not self.arrays))
-                what = f"{path}: field 'format': expected {expected}, found {actual}"
-                raise SealInvalid(what, file=path, field="format", expected=expected, actual=actual, chunk=chunk)
-        except SealInvalid as error:
-            error.args = (f"{error}; restore the file from a copy",)
-            raise
+        if self.mirror is not None:
+            seal, file, arrays = self.mirror.open(chunk)
+            opened = open_copy(file, seal, arrays)
+        else:
+            if (found := self._identify()) != self._manifest_file:
+                self.check_identity()
+                self._manifest_file = found
+            opened = open_sealed(self.directory / chunk_name(chunk), read_seal(self.directory, chunk))
+        if (opened.arrays is not None) is not self.arrays:
+            # Its format contradicts the manifest, so its rows would be read incorrectly.
+            path = str(self.directory / seal_name(chunk))
+            expected, actual = f"{FORMAT + self.arrays}, as in {MANIFEST}", str(FORMAT + (not self.arrays))
+            what = f"{path}: field 'format': expected {expected}, found {actual}; restore the file from a copy"
+            raise ChunkCorrupt(what, file=path, field="format", expected=expected, actual=actual, chunk=chunk)
         return opened
 
     def retired(self) -> int:

@@ -1,8 +1,8 @@
 """Helpers of a waiting reader: it is woken, shares its polls within a node, and reports calls that hang.
 
-The loop is in `lazyshard.stream.reader`, its back-off `lazyshard.stream.head.next_poll`. `Waker`, a notification from
-the local filesystem, is only a shortcut: inotify never reports writes of another machine. `Watchdog` reports calls that
-hang; `Parent` is the process that this one works for.
+The loop is in `lazyshard.stream.reader`, its back-off `next_poll`. `Waker`, a notification from the local filesystem,
+is only a shortcut: inotify never reports writes of another machine. `Watchdog` reports calls that hang; `Parent` is the
+process that this one works for.
 
 Single-flight polling per node, `NodePoll`: one process polls the filesystem for a stream, the others reuse its answer.
 There is no election. Each process keeps its own interval, and before it polls it reads the answers of the others
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
     from watchdog.observers.api import BaseObserver
 
+FIRST_POLL_S: Final = 0.005  # the shortest pause between two polls
+# The shortest pause if a poll is a request to an object store: requests cost money, and a prefix of a bucket answers
+# only some thousands per second, which is what 1,000 nodes send at this pause
+FIRST_REQUEST_S: Final = 0.2
 _FOLLOW_S: Final = 2.0  # how often to check that the parent exists
 _STUCK_S: Final = 10.0  # how long this process may go on working after the parent has ended
 NO_ANSWER_S: Final = 60.0  # far longer than a working device, network or function takes
@@ -53,7 +57,6 @@ MEMORY: Final = "/dev/shm"  # noqa: S108
 SLOT_BYTES: Final = 16 << 10  # room for an answer: a head is below 1 KB, unless its note is very long
 
 _HEADER: Final = struct.Struct("<8xdI")  # after a digest: when the answer came, and its size in bytes
-
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 
 # How much later than due a process polls that reuses another's answers; for a short pause, a quarter of it
@@ -67,6 +70,19 @@ _FIRST_WARNER: Final = 2  # plus a process: a slot without an answer, locked by 
 
 _Clock = Callable[[], float]
 _log = logging.getLogger("lazyshard")
+
+
+def next_poll(waited: float, expected: float | None, least: float = FIRST_POLL_S) -> float:
+    """Returns the pause before the next poll; `expected`: the wait by the producer's rate, None if unknown."""
+    # A tenth of the time that has passed or is expected to pass, so polling adds at most that share. At most 5 s, which
+    # bounds how long a chunk stays unseen and keeps thousands of waiting processes from overloading a metadata server
+    # (4,000 processes on as many nodes: 800 opens per second).
+    return min(5.0, max(least, (waited if expected is None else max(expected, waited / 10)) / 10))
+
+
+def first_poll(directory: Path) -> float:
+    """Returns the shortest pause between two polls of a stream."""
+    return FIRST_REQUEST_S if isinstance(directory, UrlPath) else FIRST_POLL_S
 
 
 @dataclass(slots=True)

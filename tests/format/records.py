@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 from hypothesis import strategies as st
 
-from lazyshard.errors import FileInvalid, FormatInvalid, SealInvalid, StateInvalid
+from lazyshard.errors import ChunkCorrupt, FileInvalid, FormatInvalid, StateInvalid
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired, encode, in_file, pack, parse_object
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.format.state import BlendShare, Cursor, ReadingHint, RunState
@@ -344,7 +344,7 @@ RECORDS: Final = {
         seals(),
         newest=3,
         optional=("tokens", "source"),
-        error=SealInvalid,
+        error=ChunkCorrupt,
     ),
     "seal with arrays": Record(
         "chunk_00000.jsonl.completed",
@@ -365,7 +365,7 @@ RECORDS: Final = {
         st.builds(Seal, st.just(0), st.just(np.array([0, 1], "<u8")), st.just(np.array([5], "<u8"))),
         newest=3,
         optional=("tokens", "source"),
-        error=SealInvalid,
+        error=ChunkCorrupt,
     ),
     "seal with blobs": Record(
         "chunk_00000.jsonl.completed",
@@ -381,7 +381,7 @@ RECORDS: Final = {
         st.builds(Seal, st.just(0), st.just(np.array([0, 1], "<u8")), st.just(np.array([5], "<u8"))),
         newest=3,
         optional=("tokens", "patches", "source"),
-        error=SealInvalid,
+        error=ChunkCorrupt,
     ),
     "state": Record(
         "lazyshard.json",

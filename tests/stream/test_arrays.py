@@ -227,7 +227,7 @@ CASES: dict[str, tuple[Damage, Told]] = {
     "missing": (delete(A1), (errors.ChunkMissing, {"chunk": 1}, "arrays-missing", A1, 2)),
     "a pipe": (PIPE, (errors.FileRefused, {"kind": "a named pipe"}, "not-a-file", A1, 2)),
     "of another chunk": (copy(A0, A1), (errors.ChunkCorrupt, {"row": 0, "byte": 0}, "digest", A1, 2)),
-    "a seal without arrays": (edit(S1, format=1), (errors.SealInvalid, {"field": "format"}, "invalid", S1, 2)),
+    "a seal without arrays": (edit(S1, format=1), (errors.ChunkCorrupt, {"field": "format"}, "invalid", S1, 2)),
     "a seal of a later format": (edit(S1, format=4), (errors.VersionUnsupported, {"actual": "4"}, "version", S1, 2)),
     "an array past the bytes of its row": (described("float64", [3], 0), IN_ROW),
     "a shape that overflows": (described("float64", [2**31, 2**31, 2**31], 0), IN_ROW),
@@ -292,5 +292,5 @@ def test_verification_and_producer_tell_side_files_that_are_left_over_lost_and_c
 def test_stream_of_rows_alone_is_not_read_by_a_seal_with_arrays(tmp_path: Path) -> None:
     edit("stream.json", format=1)(produce(tmp_path, 2))
     for reader in (StreamReader(tmp_path).read, LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1).__getitem__):
-        caught = raised(errors.SealInvalid, reader, 0)
+        caught = raised(errors.ChunkCorrupt, reader, 0)
         assert (caught.field, caught.actual) == ("format", "2")

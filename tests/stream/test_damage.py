@@ -48,7 +48,7 @@ class Case:
 
 
 def seal_case(what: str, damage: Damage, **fields: Any) -> Case:
-    return Case(what, damage, errors.SealInvalid, fields, (("invalid", S1),))
+    return Case(what, damage, errors.ChunkCorrupt, fields, (("invalid", S1),))
 
 
 def kind_case(kind: str, found: str, name: str) -> Case:

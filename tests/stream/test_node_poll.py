@@ -21,9 +21,8 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import StreamMissing, WaitTimeout
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.stream import head, waiting
-from lazyshard.stream.head import next_poll
 from lazyshard.stream.listing import Published, has_unpublished_rows
-from lazyshard.stream.waiting import HEAD_SLOT, Answer, NodeFile, NodePoll, Waker, file_name
+from lazyshard.stream.waiting import HEAD_SLOT, Answer, NodeFile, NodePoll, Waker, file_name, next_poll
 from tests.stream import streams
 from tests.stream.damage import edit
 from tests.stream.streams import DEADLINE_S, open_descriptors, produce, raising, rows, wait_until

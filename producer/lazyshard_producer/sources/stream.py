@@ -21,10 +21,11 @@ from lazyshard.format.batch import EncodedRow
 from lazyshard.format.records import MANIFEST, chunk_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import UrlPath, is_url, read_seal, stream_path
-from lazyshard.stream.head import FIRST_POLL_S, FIRST_REQUEST_S, describe_producer, expected_wait, next_poll
+from lazyshard.stream.head import describe_producer, expected_wait
 from lazyshard.stream.listing import Published, list_chunks, read_retired
 from lazyshard.stream.reader import GRACE_S, StreamReader
 from lazyshard.stream.stream import rows_of_first_chunk
+from lazyshard.stream.waiting import first_poll, next_poll
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.position import plain_name, read_entry
 from lazyshard_producer.sources import source
@@ -32,7 +33,7 @@ from lazyshard_producer.sources.source import Context, Line, RowOrigin, Rows, So
 
 KIND: Final = "stream"
 
-_LOST: Final = (errors.ChunkCorrupt, errors.SealInvalid, errors.FileRefused)
+_LOST: Final = (errors.ChunkCorrupt, errors.FileRefused)
 """Errors of a chunk of which no row can be read until its files are restored."""
 
 _STREAM: Final = "a readable stream"
@@ -59,7 +60,7 @@ class StreamSource(Source):
         self._reader = open_reader(settings.path)
         self._size: Final = self._reader.samples_per_chunk
         self.live, self._ending = not self._reader.seen.ended, False
-        self._least_poll = FIRST_REQUEST_S if isinstance(self._directory, UrlPath) else FIRST_POLL_S
+        self._least_poll = first_poll(self._directory)
         self._polled_at = self._row_at = time.monotonic()
         self._missing_since: float | None = None
         self._seal: Seal | None = None
@@ -237,5 +238,5 @@ def open_reader(path: str) -> StreamReader:
 def _refused(cause: errors.LazyShardError) -> errors.RowInvalid:
     if isinstance(cause, errors.RowInvalid):
         return bad_row(cause.reason or str(cause))
-    damaged = isinstance(cause, errors.ChunkCorrupt) and f"damaged: expected {cause.expected}, found {cause.actual}"
+    damaged = getattr(cause, "row", None) is not None and f"damaged: expected {cause.expected}, found {cause.actual}"
     return bad_row(damaged or f"its chunk cannot be read: {cause}")

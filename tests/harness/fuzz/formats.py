@@ -118,7 +118,7 @@ FORMATS: Final = {
         FileFormat("end", _written("stream.end"), lambda data: End.decode(data, FILE)),
         FileFormat("owner", _written("stream.owner"), lambda data: Owner.decode(data, FILE)),
         FileFormat("retired", _written("retired.json"), lambda data: Retired.decode(data, FILE)),
-        FileFormat("seal", _SEAL, lambda data: Seal.decode(data, 1, FILE), errors.SealInvalid),
+        FileFormat("seal", _SEAL, lambda data: Seal.decode(data, 1, FILE), errors.ChunkCorrupt),
         FileFormat("cursor", _written("cursors/run0.json"), lambda data: Cursor.decode(data, "run0", FILE)),
         FileFormat("reading", _READING, lambda data: ReadingHint.decode(data, "run0", FILE)),
         FileFormat("state", _states(), _state_of_dict, errors.StateInvalid),

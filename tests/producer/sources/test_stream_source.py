@@ -174,7 +174,7 @@ def test_places_and_positions(tmp_path: Path) -> None:
     [
         (flip("chunk_00001.jsonl", 3), [2], "damaged: "),
         (flip("chunk_00001.jsonl", 12), [3], "damaged: "),
-        (cut("chunk_00001.jsonl", 3), [2, 3], "damaged: "),
+        (cut("chunk_00001.jsonl", 3), [2, 3], "its chunk cannot be read: "),
         (put("chunk_00003.jsonl.completed", b"{}"), [6, 7], "its chunk cannot be read: "),
         (delete("chunk_00001.jsonl"), [2, 3], "its chunk cannot be read: "),
     ],

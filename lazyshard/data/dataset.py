@@ -160,6 +160,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
         if self._newest is None:
             rank, self._since = self._rank or resolve_rank(), time.time()
             self._settle_unit(rank)
+            self.reader.share = order.share(self._states.unit or 0, self.samples_per_chunk, rank.dp_size)
             known = order.known_total(self.reader.refresh())
             total = order.max_total_samples if known is None else known
         else:

@@ -197,6 +197,12 @@ class RunOrder(Order):
         """Positions of each rank per optimiser step; 0 if unknown."""
         return self.batch_size * (self.micro_batches_per_step or 0)
 
+    def share(self, unit: int, samples_per_chunk: int, dp: int) -> float:
+        """Returns which share of a chunk's rows the processes of this node read, about."""
+        split, local = self.gaps.split, min(dp, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+        of_split = 1.0 if split is None else split.shares[split.number] / sum(split.shares)
+        return of_split if unit >= samples_per_chunk else of_split * local / dp
+
     def in_blend(self) -> RunOrder:
         """Returns the order for a stream of a blend, which draws single samples, without an end, in the same order."""
         order = replace(self, layout="strided", num_samples=ENDLESS, micro_batches_per_step=None, blended=True)

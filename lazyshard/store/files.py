@@ -179,6 +179,10 @@ class OpenFile:
             done += read
         return done
 
+    def fetch(self, start: int, stop: int) -> bytes:
+        """Returns the bytes [start, stop) of the object of which this file is a partial copy, else none."""
+        return b""
+
     def _retry_if_stale(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
         """Calls `os.pread` or `os.preadv`; reopens the file and retries if the handle is stale."""
         for _ in range(STALE_TRIES):

@@ -4,6 +4,10 @@ If several processes of a node want the same chunk, one fetches it, into a tempo
 (single-flight); the others wait as long as it makes progress. The file is renamed once it is complete and its rows
 match the seal. A copy is one file: the rows, the arrays if the chunk has any, the seal, and its size in 8 bytes.
 
+Large arrays of which only few will be read, for instance images of a stream whose samples are shuffled one by one, are
+fetched when they are read, by ranges (`_Arrays`). In a copy they are a hole of the file at first, which the highest bit
+of those 8 bytes says. Each row has a digest, so what was not fetched yet, or not completely, is known by it.
+
 The cache serves all processes of a node, so its settings are environment variables. Its files: `.lock`, held (flock)
 briefly while space is reserved; and in a folder per stream, for each chunk, its copy `chunk_N.jsonl`, or
 `.chunk_N.jsonl.part` while it is being fetched. A process that reads a copy holds a shared flock on it; the process
@@ -21,14 +25,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import xxhash
 
-from lazyshard.errors import ChunkCorrupt, LazyShardError
+from lazyshard.errors import ChunkCorrupt, ChunkMissing, LazyShardError
 from lazyshard.format.records import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store import files
@@ -40,6 +45,10 @@ BYTES_VARIABLE: Final = "LAZYSHARD_OBJECTS_CACHE_BYTES"
 AHEAD_VARIABLE: Final = "LAZYSHARD_OBJECTS_AHEAD"
 PART_SUFFIX: Final = ".part"
 _UNREAD: Final = 0
+_HOLES: Final = 1 << 63
+RANGED_BYTES: Final = 64 << 10  # mean bytes of a row's arrays from which on a request for each row is worth it
+MOST_SHARE: Final = 0.25  # of a chunk's rows; if more are read, fetching all takes fewer requests and hardly more bytes
+_AHEAD_BYTES: Final = 8 << 20  # largest range that is fetched ahead of rows that are read in order
 
 _POLL_S: Final = 0.02  # interval at which a waiting process checks whether another one has fetched the chunk
 
@@ -72,17 +81,20 @@ class Mirror:
         # Chunks opened last, to guess their distance; a part of a larger window has the same distance.
         self._recent: deque[int] = deque(maxlen=16)
         self._queue: list[int] = []  # chunks that the thread has not started to fetch
+        self._whole = True
         self._thread: threading.Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_thread": None}
 
-    def open(self, chunk: int) -> _Copy:
+    def open(self, chunk: int, share: float = 0.0) -> _Copy:
         """Opens a chunk's copy, fetching it if needed: its data file, and its side file if it has one.
 
+        `share`: of its rows that this node will read, from 0 to 1; large arrays are fetched whole if it is large.
         A chunk that does not match its seal is fetched once more, then opened as it is, for this process only. Raises
         FileNotFoundError: an object is missing (yet). ChunkCorrupt, StreamMismatch, AccessRefused, StoreUnavailable.
         """
+        self._whole = share > MOST_SHARE
         found = self._get(chunk, ahead=False)
         assert found is not None
         self._recent.append(chunk)
@@ -106,8 +118,10 @@ class Mirror:
             self._get(chunk, ahead=True)
 
     def drop(self, chunk: int) -> None:
-        """Removes a copy that does not match its seal; processes that have it open keep it."""
+        """Removes a copy that does not match its seal; processes that have it open keep it. Raises StreamMismatch."""
         remove(self.folder / chunk_name(chunk))
+        # Arrays that are fetched later may be those of a recreated stream.
+        self._check_identity()
 
     def _get(self, chunk: int, *, ahead: bool) -> _Copy | None:
         copy = self.folder / chunk_name(chunk)
@@ -156,10 +170,16 @@ class Mirror:
         if not is_at(file.fd, copy):
             return None
         size = os.fstat(file.fd).st_size - 8
-        sealed = int.from_bytes(file.read(max(0, size), 8), "little")
+        last = int.from_bytes(file.read(max(0, size), 8), "little")
+        holes, sealed = divmod(last, _HOLES)
         with contextlib.suppress(ChunkCorrupt):
             seal = Seal.decode(file.read(size - sealed, sealed) if sealed <= size else b"", chunk)
             if sum(one.size for _, one in self._objects(seal)) + sealed == size:
+                if holes and self._whole:
+                    # If the object was deleted meanwhile, reading what is missing tells it.
+                    with self._telling_of_space(chunk), contextlib.suppress(FileNotFoundError):
+                        if _download(file.fd, seal.size, *self._objects(seal)[1]):
+                            write_all(file.fd, sealed.to_bytes(8, "little"), size)
                 if read:
                     note_use(file.fd, read=True)
                 return self._parts(file, seal)
@@ -177,7 +197,18 @@ class Mirror:
         """Returns the parts of a copy as separate files, which messages name by their objects."""
         data, *side = self._objects(seal)
         opened = OpenFile(os.dup(file.fd), data[0], seal.size)
-        return seal, opened, OpenFile(os.dup(file.fd), side[0][0], side[0][1].size, seal.size) if side else None
+        return seal, opened, _Arrays(os.dup(file.fd), side[0][0], side[0][1].size, seal.size) if side else None
+
+    @contextlib.contextmanager
+    def _telling_of_space(self, chunk: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            what = f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set"
+            way = f"{BYTES_VARIABLE}, or {files.FOLDER_VARIABLE} to a folder on another disk"
+            raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
 
     def _fill(self, file: OpenFile, part: Path, chunk: int, *, ahead: bool) -> _Copy | None:
         """Fetches a chunk into its locked part and renames it; None: no room, or it does not match its seal."""
@@ -185,27 +216,23 @@ class Mirror:
             # The file stays open as long as an error refers to it, so free its space.
             undo.callback(os.ftruncate, file.fd, 0)
             undo.callback(remove, part)
-            try:
+            with self._telling_of_space(chunk):
                 seal, sealed = self._seal(chunk)
-                objects = self._objects(seal)
-                end, size = sealed + len(sealed).to_bytes(8, "little"), sum(one.size for _, one in objects)
+                objects, side = self._objects(seal), seal.arrays
+                holes = side is not None and not self._whole and side.size >= RANGED_BYTES * seal.samples
+                end = sealed + (len(sealed) | _HOLES * holes).to_bytes(8, "little")
+                size = sum(one.size for _, one in objects)
                 if not all(_may_be(*one) for one in objects):
                     return None
                 if not reserve(self.folder.parent, file.fd, size + len(end), self._most, ahead=ahead):
                     return None
-                begins = (0, seal.size)
+                begins = (0,) if holes else (0, seal.size)
                 whole = all(_download(file.fd, begin, *one) for begin, one in zip(begins, objects, strict=False))
                 # After the fetch: a recreated stream writes its manifest before its chunks.
                 self._check_identity()
                 if not whole:
                     return None
                 write_all(file.fd, end, size)
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                what = f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set"
-                way = f"{BYTES_VARIABLE}, or {files.FOLDER_VARIABLE} to a folder on another disk"
-                raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
             note_use(file.fd, read=not ahead)
             # From here on other processes may read it.
             undo.pop_all()
@@ -224,6 +251,31 @@ class Mirror:
         path = self._directory / seal_name(chunk)
         data = files.read_file(path)
         return Seal.decode(data, chunk, str(path)), data
+
+
+@dataclass(eq=False, slots=True)
+class _Arrays(OpenFile):
+    """The arrays in a copy: `fetch` reads from the object what is not in the copy yet, and keeps it there.
+
+    Rows that are read in order are fetched ahead: each range is twice as long as the one before, up to `_AHEAD_BYTES`.
+    """
+
+    _next: int = -1
+    _ahead: int = 0
+
+    def fetch(self, start: int, stop: int) -> bytes:
+        assert isinstance(self.path, UrlPath)
+        self._ahead = min(_AHEAD_BYTES, 2 * max(self._ahead, stop - start)) if start == self._next else 0
+        self._next = min(self.size, max(stop, start + self._ahead))
+        try:
+            data = self.path.store.get_range(self.path.key, start, self._next)
+        except FileNotFoundError as cause:
+            what = f"{self.path}: the object was deleted while its chunk was being read; restore it from a copy"
+            raise ChunkMissing(what, file=str(self.path)) from cause
+        # Without space it is fetched again when it is read again.
+        with contextlib.suppress(OSError):
+            write_all(self.fd, data, self.begin + start)
+        return data[: stop - start]
 
 
 def _file(path: Path, flags: int = 0) -> OpenFile:

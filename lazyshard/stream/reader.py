@@ -64,6 +64,7 @@ class StreamReader:
         arrays: whether rows may hold numpy arrays; each is writable and owned by the caller.
         encoding: how rows were encoded, as facts by name; None if rows are not encoded.
         label: the name of this reader in log lines; empty by default.
+        share: of a chunk's rows that this node will read, from 0 to 1; see `lazyshard.store.mirror`.
         quiet: whether it does not log its waits, because another reader waits for the same and logs.
         parent: the process for which this one reads. If it has gone, a wait ends this process too; if it needs nothing
             more, the wait ends. None in a pickle, like `on_wait`.
@@ -80,7 +81,7 @@ class StreamReader:
         if not max_wait >= 0:
             raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
         self.directory, self.max_wait = stream_path(directory), float(max_wait)
-        self.label, self.quiet = "", False
+        self.label, self.quiet, self.share = "", False, 1.0
         self.parent: Parent | None = None
         self.on_wait: Callable[[], None] | None = None
         self.seen, self.waited_s, self._hung_s = Published(0, 0, False), 0.0, 0.0
@@ -361,7 +362,7 @@ class StreamReader:
         while True:
             try:
                 where = "opening chunk %d of %s", number, self.directory
-                chunk = self._ask(lambda: self._stream.open_chunk(number), *where)
+                chunk = self._ask(lambda: self._stream.open_chunk(number, self.share), *where)
                 break
             except FileNotFoundError as cause:
                 waited, file = self._clock() - started, str(cause.filename)
@@ -438,8 +439,7 @@ class StreamReader:
             raise
         except ChunkCorrupt:
             if self._stream.mirror is not None:
-                # The object itself may be intact.
-                self._chunks.pop(chunk.number, None)
+                self._chunks.pop(chunk.number, None)  # the object itself may be intact
                 self._stream.mirror.drop(chunk.number)
             raise
 

@@ -220,7 +220,7 @@ class ForeignStream:
             raise invalid(self.directory, f"{what} {more}", found.complete)
         self._known = found
 
-    def open_chunk(self, chunk: int) -> Chunk:
+    def open_chunk(self, chunk: int, share: float = 0.0) -> Chunk:
         """Opens a published chunk and finds its rows. If it is the last one, raises as `check_end`."""
         if chunk == self._known.complete - 1:
             self.check_end()
@@ -328,13 +328,14 @@ class NativeStream:
     def check_end(self) -> None:
         """Does nothing: the end states how many chunks there are."""
 
-    def open_chunk(self, chunk: int) -> Chunk:
+    def open_chunk(self, chunk: int, share: float = 0.0) -> Chunk:
         """Opens a published chunk by its seal, after checking that the stream is still the one that was opened.
 
+        `share`: of its rows that will be read, see `Mirror.open`.
         Raises FileNotFoundError: a file of it does not exist (yet). ChunkCorrupt, FileRefused, OSError.
         """
         if self.mirror is not None:
-            seal, file, arrays = self.mirror.open(chunk)
+            seal, file, arrays = self.mirror.open(chunk, share)
             opened = open_copy(file, seal, arrays)
         else:
             if (found := self._identify()) != self._manifest_file:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import time
 from collections import deque
@@ -273,8 +274,9 @@ class Sequencer:
         return complete and 0 < wanted <= len(members)
 
     def _end(self, rests: list[SequencedWriter]) -> None:
-        # Before the last chunk, whose seal is published only when the stream ends.
-        self._tell(stopped=True)
+        # Before the last chunk, whose seal is published only when the stream ends. Not as stopped: until then no other
+        # process may take over.
+        self._tell()
         if rests:
             self._merge(rests)
         self._writer.close()
@@ -347,7 +349,7 @@ class Sequencing:
         self.ended = False
         self._seen: tuple[Committed | None, float] | None = None  # what was told last, and when that was first seen
         self._try_at = 0.0
-        self._pause = self._polls[0]
+        self._pause, self._fenced_s = self._polls[0], self._idle_s / 4
 
     def step(self) -> float:
         """Does what can be done now; returns in how many seconds to call it again. Raises as `ChunkWriter`.
@@ -364,7 +366,10 @@ class Sequencing:
             self.ended = self.sequencer.ended
         except ProducerFenced:
             self.close()
-            return RETRY_S
+            # With jitter, since processes whose locks do not meet fence each other.
+            self._fenced_s = min(4 * RETRY_S, 2 * self._fenced_s)
+            self._try_at = time.monotonic() + self._fenced_s * (1 + random.random())  # noqa: S311
+            return self._idle_s
         except StreamEnded:
             self.close()
             self.ended = True
@@ -373,6 +378,7 @@ class Sequencing:
             self.close()
             raise
         else:
+            self._fenced_s = self._idle_s / 4
             self._pause = self._polls[0] if published else min(self._polls[1], 1.2 * self._pause)
             return 0.0 if published else self._pause
         return 0.0

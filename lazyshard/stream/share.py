@@ -253,6 +253,8 @@ class Share:
         self._ended = has_ended(self.directory)
         if (found := read_committed(self.directory)) is not None:
             self._taken = max(self._taken, found.taken.get(self.name, (0, 0))[0])
+            if found.stopped:
+                self._woken.set()
         if done():
             return True
         # A refusal may be older than what was done about it: the sequencer tries again once a second.

@@ -124,7 +124,10 @@ def test_writer_that_was_killed_before_its_head_told_the_end_has_ended(tmp_path:
     assert chunks(tmp_path) == ["b0 b1", "a0 b2"]
 
 
-def test_sequencer_that_was_killed_before_its_head_told_the_end_is_made_up_for(tmp_path: Path, by_hand: None) -> None:
+def test_sequencer_that_was_killed_before_its_head_told_the_end_is_made_up_for(
+    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequencer, "LEASE_S", 0.0)
     write(tmp_path, "a", 3, writers=1)
     sequence(tmp_path, turns=1)
     path = tmp_path / "head.json"
@@ -134,6 +137,23 @@ def test_sequencer_that_was_killed_before_its_head_told_the_end_is_made_up_for(t
         path.write_bytes(before)
         again()
         assert head(tmp_path).ended
+
+
+def test_no_other_process_may_take_over_while_the_stream_is_being_ended(
+    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where locks do not meet they would take the end from each other."""
+    write(tmp_path, "a", 3, writers=1)
+    merge, told = sequencer.Sequencer._merge, list[bool]()
+
+    def merging(self: sequencer.Sequencer, rests: list[members.SequencedWriter]) -> None:
+        assert (found := members.read_committed(tmp_path)) is not None
+        told.append(found.stopped)
+        merge(self, rests)
+
+    monkeypatch.setattr(sequencer.Sequencer, "_merge", merging)
+    assert sequence(tmp_path).ended
+    assert told == [False]
 
 
 def test_pieces_are_published_together_by_time(tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:

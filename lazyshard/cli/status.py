@@ -264,7 +264,9 @@ def producer_facts(outlook: Outlook) -> Facts:
         unseen = survey.gone and outlook.state in ("running", "waiting", "dead")
         gone = "; no such process on this machine" if unseen else ""
         gone = "; it has ended" if survey.ended and outlook.state == "dead" else gone
-        yield "process", f"{head.pid} on {head.host}, heartbeat {duration(outlook.heartbeat_age_s or 0.0)} old{gone}"
+        age = duration(outlook.heartbeat_age_s or 0.0)
+        when = f"ended {age} ago" if outlook.state == "finished" else f"heartbeat {age} old"
+        yield "process", f"{head.pid} on {head.host}, {when}{gone}"
     if outlook.byte_rate:
         verb = "grows" if outlook.byte_rate > 0 else "shrinks"
         grows = f"; the stream {verb} by {size(abs(outlook.byte_rate))}/s"

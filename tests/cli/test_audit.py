@@ -224,7 +224,7 @@ def test_a_count_that_no_steps_bear_out_is_consistent_and_not_proven(tmp_path: P
     stream_id = stream_and_runs(tmp_path, step12=(Part(2, 1, 3), Part(2, 1, 6)))
     code, values = audited(tmp_path / "stream", tmp_path / "out")
     assert (code, values["ok"], values["consistent"], values["proven"]) == (9, True, True, False)
-    assert report(tmp_path / "stream", tmp_path / "out")[1][-1].startswith("consistent, if `consumed` was")
+    assert report(tmp_path / "stream", tmp_path / "out")[1][-1].startswith("consistent, but not proven: ")
     # With steps it is found, where something says how many there were.
     seeing = run_of(stream_id, Part(2, 1, 3, draws_per_step=1), Part(2, 1, 6, first_step=3, draws_per_step=1))
     save(tmp_path / "seeing", 12, seeing)

@@ -66,7 +66,7 @@ def dialogue(session: str) -> list[tuple[str, str]]:
 
 def settled(printed: str) -> str:
     """What a command prints, without what differs from one machine and moment to the next."""
-    seconds, producer = r"\(\d+\.\d s(, [^)]+)?\)", r"\d+ on \S+, heartbeat .* old"
+    seconds, producer = r"\(\d+\.\d s(, [^)]+)?\)", r"\d+ on \S+, (?:heartbeat .* old|ended .* ago)"
     for pattern in (seconds, producer, r"; .* old$", r"disk .* free$", r"rate .*/s$"):
         printed = re.sub(pattern, "...", printed, flags=re.MULTILINE)
     return printed

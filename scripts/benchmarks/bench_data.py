@@ -6,6 +6,7 @@ import base64
 import json
 import random
 from array import array
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,22 +55,38 @@ def make_stream(directory: Path, rows: int, text: str = "prose") -> Path:
     return directory
 
 
-def make_images(
-    directory: Path, rows: int, samples_per_chunk: int, size: int = IMAGE_BYTES, field: str = "image"
-) -> Path:
+def make_images(directory: Path, rows: int, samples_per_chunk: int) -> Path:
     """Writes rows with random bytes as base64 and a line of text, unless they are there."""
     if directory.exists():
         return directory
     rng = random.Random(0)
     with ChunkWriter(directory, samples_per_chunk) as writer:
         for number in range(rows):
-            image = base64.b64encode(rng.randbytes(size)).decode("ascii")
-            writer.write({"id": number, "text": f"What does image {number} show?", field: image})
+            image = base64.b64encode(rng.randbytes(IMAGE_BYTES)).decode("ascii")
+            writer.write({"id": number, "text": f"What does image {number} show?", "image": image})
+    return directory
+
+
+def make_photos(directory: Path, rows: int, samples_per_chunk: int, sides: tuple[int, int]) -> Path:
+    """Writes rows as `make_images`, whose bytes are JPEG: 32 pictures of noise with these sides, in turn."""
+    if directory.exists():
+        return directory
+    from PIL import Image
+
+    photos = []
+    for _ in range(32):
+        photo = BytesIO()
+        Image.merge("RGB", [Image.effect_noise(sides, 20.0) for _ in range(3)]).save(photo, "JPEG", quality=80)
+        photos.append(base64.b64encode(photo.getvalue()).decode("ascii"))
+    with ChunkWriter(directory, samples_per_chunk) as writer:
+        for number in range(rows):
+            row = {"id": number, "text": f"What does photo {number} show?", "media": photos[number % 32]}
+            writer.write(row)
     return directory
 
 
 def make_media(directory: Path, images: Path, samples_per_chunk: int) -> Path:
-    """Writes the rows of `make_images` with their bytes as they are, unless they are there."""
+    """Writes the rows of `make_photos` with their bytes as they are, unless they are there."""
     if not directory.exists():
         with ChunkWriter(directory, samples_per_chunk, arrays=True) as writer:
             for row in map(json.loads, (line for path in chunk_files(images) for line in path.open("rb"))):

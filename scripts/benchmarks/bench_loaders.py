@@ -1,9 +1,10 @@
 """Throughput of rows to a training loop: lazyshard and other loaders, each in its own format and environment.
 
-Three data sets: chat-like text, about 2 KB per row on average; images of about 1 MB in base64; and media of 100 KB,
-which every loader stores as bytes, read by two workers only. Five cases: one process in order, shuffled, and at random;
-two workers in order and shuffled, in batches of 8 whose rows reach the main process as dicts. For every loader, the
-rows are counted, the ids are summed, and one row is compared with the source. Wall time is measured from the
+Data sets: chat-like text, about 2 KB per row on average; images of about 1 MB in base64; and photos of about 100 KB and
+of 1 MB, which every loader stores as bytes, read by two workers only. Five cases: one process in order, shuffled, and
+at random; two workers in order and shuffled, in batches of 8 whose rows reach the main process as dicts. Photos are
+also decoded in the workers, beside decoding of bytes that are in memory. For every loader, the rows are counted, the
+ids are summed, and one row is compared with the source. Wall time is measured from the
 construction of the loader to the last row, without imports; `--json` also has the CPU time and the memory (proportional
 shares) of all processes.
 
@@ -25,6 +26,7 @@ from scripts.benchmarks.bench_data import (
     chunk_files,
     make_images,
     make_media,
+    make_photos,
     make_stream,
     write_offsets,
 )
@@ -33,7 +35,9 @@ from scripts.benchmarks.bench_harness import Benchmark, Failed, Figures, Missing
 
 CASES: Final = ("order", "shuffled", "random", "loader", "loader-shuffled")
 IMAGE_CHUNKS: Final = 8
-MEDIA_BYTES: Final = 100_000
+DECODING: Final = "loader-decoding"
+PHOTOS: Final = {"media": (640, 480), "media-1mb": (2000, 1600)}
+"""Data sets of photos: sides in pixels."""
 
 RANDOM_ROWS: Final = {"text": 20_000, "images": 400}
 """Limit of rows that are drawn at random, as some loaders only read a few hundred per second."""
@@ -43,6 +47,7 @@ PACKAGES: Final = {
     "minimal": "",
     "lazyshard": "",
     "lazyshard-dicts": "",
+    "decoding": "",
     "torchdata": "torchdata",
     "datasets": "datasets",
     "datasets-streaming": "datasets",
@@ -77,21 +82,21 @@ class Loaders:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._rows = {"text": setting.size(60_000, 2_000), "images": setting.size(400, 16)}
-        self._rows["media"] = setting.size(4_000, 16)
+        self._rows |= {"media": setting.size(4_000, 16), "media-1mb": setting.size(400, 16)}
         self._native = functools.cache(self._convert)
 
     def _stream(self, data: str) -> Path:
         place, rows = self._setting.place / data, self._rows[data]
-        if data == "media":
-            return make_images(place, rows, rows // IMAGE_CHUNKS, MEDIA_BYTES, "media")
+        if data in PHOTOS:
+            return make_photos(place, rows, rows // IMAGE_CHUNKS, PHOTOS[data])
         return make_stream(place, rows) if data == "text" else make_images(place, rows, rows // IMAGE_CHUNKS)
 
     def _read(self, data: str) -> Path:
         """Returns the stream that lazyshard reads."""
         stream = self._stream(data)
-        if data != "media":
+        if data not in PHOTOS:
             return stream
-        return make_media(self._setting.place / "media.bytes", stream, self._rows[data] // IMAGE_CHUNKS)
+        return make_media(self._setting.place / f"{data}.bytes", stream, self._rows[data] // IMAGE_CHUNKS)
 
     def _python(self, package: str) -> str:
         return self._setting.python(package) if package else ""
@@ -151,8 +156,8 @@ def prepare(setting: Setting) -> Mapping[str, Side]:
     loaders = Loaders(setting)
     return {
         f"{data}, {case}: {name}": loaders.side(name, data, case)
-        for data in ("text", "images", "media")
-        for case in CASES
+        for data in ("text", "images", *PHOTOS)
+        for case in (*CASES, DECODING)
         for name in PACKAGES
     }
 
@@ -164,13 +169,16 @@ def _rows() -> Iterator[Row]:
         for case in cases:
             ours = f"{data}, {case}: lazyshard"
             for name in _loaders(case):
-                if name not in ("lazyshard", "parsing", *(() if case in CASES[3:] else IN_WORKERS)):
+                if name not in ("lazyshard", "parsing", "decoding", *(() if case in CASES[3:] else IN_WORKERS)):
                     goal = None if name in ("minimal", "lazyshard-dicts") else LEAST
                     yield Row(f"{data}.{case}.{name}", ours, f"{data}, {case}: {name}", "us", goal)
-    for case in CASES[3:]:
-        for name in [name for name, package in PACKAGES.items() if package not in AS_THEY_ARE]:
-            ours = f"media, {case}: lazyshard-dicts"
-            yield Row(f"media.{case}.{name}", ours, f"media, {case}: {name}", "us", LEAST)
+    for data in PHOTOS:
+        for case in CASES[3:]:
+            for name in [name for name, package in PACKAGES.items() if package not in AS_THEY_ARE]:
+                ours = f"{data}, {case}: lazyshard-dicts"
+                yield Row(f"{data}.{case}.{name}", ours, f"{data}, {case}: {name}", "us", LEAST)
+        ours, alone = (f"{data}, {DECODING}: {name}" for name in ("lazyshard-dicts", "decoding"))
+        yield Row(f"{data}.decoding", ours, alone, "us", 0.95)
 
 
 LOADERS: Final = Benchmark(

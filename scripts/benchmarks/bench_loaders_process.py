@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import io
 import itertools
 import pickle
 import random
@@ -38,7 +39,7 @@ class Settings:
         data: directory of the stream with the rows.
         native: the rows in the format of this loader; "" where it reads them as they are.
         offsets: file that says where each row begins.
-        case: order, shuffled, random, loader (two workers) or loader-shuffled.
+        case: order, shuffled, random, loader (two workers), loader-shuffled or loader-decoding.
         drawn: how many rows are read, fewer than all at random.
         rows: how many there are; row i has the id i.
         samples_per_chunk: rows of each chunk file.
@@ -115,7 +116,8 @@ def lazyshard(settings: Settings, late: bool = True) -> tuple[Opened, bool]:
 
     def opened() -> Iterable[Any]:
         window = WINDOW_CHUNKS if settings.shuffled else 0
-        options = {"batch_size": BATCH, "dp_rank": 0, "dp_size": 1, "encode_fn": ours.LateRow if late else None}
+        encode = ours.LateRow if late else decode if settings.case.endswith("decoding") else None
+        options = {"batch_size": BATCH, "dp_rank": 0, "dp_size": 1, "encode_fn": encode}
         dataset = ours.LazyShardedDataset(settings.data, order=ours.Order(shuffle_window=window), **options)
         if settings.in_workers:
             indices = dataset.rank_indices
@@ -126,6 +128,24 @@ def lazyshard(settings: Settings, late: bool = True) -> tuple[Opened, bool]:
         return map(dataset.__getitem__, order)
 
     return opened, batched
+
+
+def decode(row: Row) -> Row:
+    """Decodes the photo of a row, and returns the row."""
+    importlib.import_module("PIL.Image").open(io.BytesIO(row["media"])).load()
+    return row
+
+
+class _InMemory(list[Row]):
+    def __getitem__(self, index: Any) -> Any:
+        return decode(super().__getitem__(index))
+
+
+def decoding(settings: Settings) -> tuple[Opened, bool]:
+    """`decode` of rows that are in memory, in workers of torch's DataLoader."""
+    rows = _InMemory(importlib.import_module("lazyshard").StreamReader(settings.data))
+    loader_of = importlib.import_module("torch.utils.data").DataLoader
+    return lambda: loader_of(rows, BATCH, num_workers=WORKERS, collate_fn=list), True
 
 
 def datasets(settings: Settings) -> tuple[Opened, bool]:
@@ -295,6 +315,7 @@ LOADERS: Final[dict[str, Callable[[Settings], tuple[Opened, bool]]]] = {
     "minimal": lambda settings: map_style(settings, "torch.utils.data", "DataLoader"),
     "lazyshard": lazyshard,
     "lazyshard-dicts": lambda settings: lazyshard(settings, late=False),
+    "decoding": decoding,
     "torchdata": lambda settings: map_style(settings, "torchdata.stateful_dataloader", "StatefulDataLoader"),
     "datasets": datasets,
     "datasets-streaming": datasets_streaming,

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from lazyshard.cli.output import application, help_of, refuse_if
+from lazyshard.cli.output import StreamArgument, application, help_of, refuse_if
 from lazyshard.format.records import End
 from lazyshard.store.files import is_url, stream_path
 from lazyshard_producer import errors
@@ -238,11 +238,8 @@ def _quarantine(
         return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
 
 
-_Shared = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory or URL.")]
-
-
 def _sequence(
-    context: typer.Context, stream: _Shared, no_progress: _Quiet = False, debug: _Debug = False, **given: Any
+    context: typer.Context, stream: StreamArgument, no_progress: _Quiet = False, debug: _Debug = False, **given: Any
 ) -> int:
     """Gives the chunks of a stream's writers their numbers, until the stream has ended.
 
@@ -266,7 +263,7 @@ def _sequence(
 
 def _end(
     context: typer.Context,
-    stream: _Shared,
+    stream: StreamArgument,
     force: Annotated[bool, typer.Option("--force", help="End the stream although writers have not ended.")] = False,
     no_progress: _Quiet = False,
     debug: _Debug = False,
@@ -291,11 +288,10 @@ def _end(
 
 def _sequenced(stream: str, quiet: bool, stop: Stop, work: Callable[[Path, Display], bool]) -> int:
     with contextlib.closing(choose_display(quiet, 60.0, Metrics())) as display:
-        try:
+        ended = False
+        # A signal may arrive while the command waits for an object store.
+        with contextlib.suppress(GivenUp):
             ended = work(stream_path(stream), display)
-        except GivenUp:
-            # A signal arrived while the command waited for an object store.
-            ended = False
         if not ended:
             say(f"{NAME}: stopped: {stream} has not ended; run the same command again to continue")
             return errors.INTERRUPTED if stop.requested is signal.SIGINT else errors.FINISHED
@@ -306,19 +302,16 @@ def _sequenced(stream: str, quiet: bool, stop: Stop, work: Callable[[Path, Displ
     return errors.FINISHED
 
 
-def _offer(
-    command: Callable[..., int], codes: Mapping[int, str] | None = None, options: Iterable[Option] = (), **settings: Any
-) -> None:
+def _offer(command: Callable[..., int], codes: Mapping[int, str], options: Iterable[Option] = (), **more: Any) -> None:
     """Registers a command with typer, which then returns a callable; `options` are those of a run that it has."""
-    text, end = help_of(command, codes or {})
+    text, end = help_of(command, codes)
     later: Callable[..., Any] = functools.update_wrapper(functools.partial(functools.partial, command), command)
-    run = with_options(later, options) if options else later
-    app.command(command.__name__[1:], help=text, epilog=end, **settings)(run)
+    app.command(command.__name__[1:], help=text, epilog=end, **more)(with_options(later, options))
 
 
 _offer(_run, errors.CODES, BY_NAME.values(), context_settings={"allow_extra_args": True})
 _offer(_check, errors.CODES, BY_NAME.values())
 _offer(_sequence, errors.CODES, [one for one in OPTIONS if one.table == "limits"])
 _offer(_end, errors.CODES)
-_offer(_init)
-_offer(_quarantine)
+_offer(_init, {})
+_offer(_quarantine, {})

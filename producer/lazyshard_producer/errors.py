@@ -62,10 +62,6 @@ class ExtraMissing(LazyShardError, ImportError):
 class SourceRefused(LazyShardError, ValueError):
     """A source is unreadable, is of an unsupported kind, or has changed since its rows were published."""
 
-    file: str | None = None
-    expected: str | None = None
-    actual: str | None = None
-
 
 class WorkerFailed(LazyShardError, RuntimeError):
     """A worker process ended before its work was done."""

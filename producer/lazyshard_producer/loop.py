@@ -15,16 +15,14 @@ import numpy as np
 from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import CheckedLines, EncodedRow, check_encoded, check_lines, without_array_keys
-from lazyshard.format.records import END, End
 from lazyshard.format.row import check_row
-from lazyshard.store.files import read_file
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.members import read_committed
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import OPTIONS, Limits, Settings
 from lazyshard_producer.display import Display, Outcome, Reason, Tally
 from lazyshard_producer.errors import count
-from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
+from lazyshard_producer.following.journal import clear_journals
 from lazyshard_producer.limits import Holdback, Shelf, hint
 from lazyshard_producer.position import plain_name
 from lazyshard_producer.rows.pipeline import Pipeline
@@ -69,7 +67,7 @@ Load = Callable[[], Settings]
 
 @dataclass(eq=False)
 class RowLoop:
-    """Moves the rows of a run into its writer, `rows` so far, and reports to display and metrics."""
+    """Moves the rows of a run into its writer, and reports to display and metrics."""
 
     settings: Settings  # with the user's own --out; they may change during the run
     writer: ChunkWriter
@@ -80,8 +78,6 @@ class RowLoop:
     gate: SharedLimits | None = None  # of a named writer
     clock: Callable[[], float] = field(default=time.monotonic, init=False)
     sleep: Callable[[float], None] = field(default=time.sleep, init=False)
-    rows: int = 0
-    _ending: bool = False
     _bytes: int = 0  # of the open chunk
     _beat: float | None = None
 
@@ -100,22 +96,20 @@ class RowLoop:
             self._take_settings(settings, None)
             display.start(self.shelf.name, self._tally())
             pipeline.watchdog.start()
-            if self.move():
-                return self._end()
-            tally = self._tally()
+            if self.move() and (outcome := self._end()) is not None:
+                return outcome
         # After closing the pipeline, which writes refused rows: it must do so while this producer holds the lock.
         writer.close(end=False)
         # The current chunk is published by now.
-        tally = replace(tally, published=writer.published_samples, chunks=writer.published_chunks)
         self.shelf.settle(writer.published_chunks, display.wait)
-        return stopped(self.settings, self.stop, tally)
+        return stopped(self.settings, self.stop, self._tally())
 
-    def _end(self) -> Outcome:
-        """Ends the stream after its last row."""
+    def _end(self) -> Outcome | None:
+        """Ends the stream after its last row; returns None if a signal arrives while the writer waits for that."""
         writer, mixer = self.writer, self._pipeline.mixer
         with self._watched():
             last = mixer.position(mixer.here(mixer.counts()))
-        if not self.rows and not writer.published_samples:
+        if not writer.samples:
             # A stream without rows must not pass as a success if all rows were refused.
             mixer.refusals.check_empty(mixer.rows)
             if mixer.rows:
@@ -126,8 +120,7 @@ class RowLoop:
             with self._watched() if self.gate is None else contextlib.nullcontext():
                 writer.close(end=True, source=last.encode(self._pipeline.mixer.names, end=True))
         except GivenUp:
-            self.shelf.settle(writer.published_chunks, self.display.wait)
-            return stopped(self.settings, self.stop, self._tally())
+            return None
         self.display.wait(None)
         clear_journals(writer.directory)
         since = "since its end was read; they are not in the stream"
@@ -158,20 +151,14 @@ class RowLoop:
 
     def _tally(self) -> Tally:
         """Returns the progress of the run."""
-        mixer, writer = self._pipeline.mixer, self.writer
-        read, there, blank = mixer.totals()
+        writer = self.writer
         return Tally(
             samples=writer.samples,
             published=writer.published_samples,
             chunks=writer.published_chunks,
             new=writer.samples - self._before,
-            blank_lines=blank,
-            duplicate_key_rows=mixer.duplicate,
-            bytes=read,
-            bytes_total=there,
             seconds=self.clock() - self._started,
-            refused_rows=mixer.refusals.count,
-            sources=len(self._pipeline.mixer.names),
+            **self._pipeline.mixer.totals(),
         )
 
     def move(self) -> bool:
@@ -196,8 +183,8 @@ class RowLoop:
         """Checks signals and the clock, and shows progress if it is due. Raises GivenUp after SIGINT or SIGTERM."""
         if self.stop.requested is not None:
             raise GivenUp
-        if self.stop.end_requested and not self._ending:
-            self._ending = True
+        if self.stop.end_requested:
+            self.stop.end_requested = False
             self._pipeline.mixer.end()
         if self.stop.reload_requested:
             # Cleared before the reload: a signal that arrives during the reload causes another one.
@@ -255,7 +242,6 @@ class RowLoop:
                 source = batch.position(at + written - 1).encode(self._pipeline.mixer.names)
             with contextlib.suppress(RowInvalid):  # `checked.refused`, which is handled below
                 self.writer.write_lines(checked, source=source)
-            self.rows += written
             self._bytes += len(checked.data) + (0 if checked.arrays is None else len(checked.arrays.data))
             self.display.metrics.taken(batch.place(at).file, written)
             if fills:
@@ -353,13 +339,6 @@ def stopped(settings: Settings, stop: Stop, tally: Tally | None = None) -> Outco
     """Returns the outcome of a run that a signal stopped; without a tally, before the first row."""
     tally = tally or Tally(sources=len(settings.sources))
     return Outcome("interrupted" if stop.requested is signal.SIGINT else "terminated", settings.place, tally)
-
-
-def clear_journals(out: Path) -> None:
-    """Removes the journals of followed directories from a stream that has ended, except those that the end names."""
-    with contextlib.suppress(OSError, LazyShardError):
-        end = End.decode(read_file(out / END), str(out / END))
-        remove_journals(out / DIRECTORY, named_journals(end.source))
 
 
 def _checked(lines: Sequence[Any], *, arrays: bool) -> CheckedLines:

@@ -127,14 +127,12 @@ def resume(position: RunPosition, committed: Sequence[str], given: Sequence[str]
         advice = "order (more may follow), or another --out"
         raise SourceRefused(f"{text} {advice}", file=actual, expected=expected, actual=actual)
     more = len(given) - len(committed)
-    mixed = more if position.drawn else 0
-    return replace(
-        position,
-        sources=(*position.sources, *[None] * more),
-        unit=(*position.unit, *[0] * (more if position.unit else 0)),
-        drawn=(*position.drawn, *[0] * mixed),
-        finished=(*position.finished, *[False] * mixed),
-    )
+    longer: dict[str, Any] = {"sources": (*position.sources, *[None] * more)}
+    # Each of these is empty, or has a value for each source.
+    for name, start in (("unit", 0), ("drawn", 0), ("finished", False)):
+        if old := getattr(position, name):
+            longer[name] = (*old, *[start] * more)
+    return replace(position, **longer)
 
 
 def compare_sources(committed: Sequence[str], given: Sequence[str]) -> tuple[int, str, str] | None:

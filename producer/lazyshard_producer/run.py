@@ -33,8 +33,9 @@ from lazyshard_producer.configuration.settings import OPTIONS, SOURCE_OPTIONS, L
 from lazyshard_producer.display import Display, Outcome
 from lazyshard_producer.errors import SettingInvalid, SourceRefused, count, explain, holding, one_line
 from lazyshard_producer.following.directory import list_unread
+from lazyshard_producer.following.journal import clear_journals
 from lazyshard_producer.limits import Shelf
-from lazyshard_producer.loop import Load, RowLoop, clear_journals, stopped
+from lazyshard_producer.loop import Load, RowLoop, stopped
 from lazyshard_producer.opening import check_not_own, check_out, check_sources, open_source, source_kind, source_size
 from lazyshard_producer.position import PACKED_SIZE, compare_sources, decode_position, plain_name, source_names
 from lazyshard_producer.rows.encoding import form_of
@@ -124,11 +125,10 @@ def _join(settings: Settings, gate: SharedLimits, pause: Callable[[float, str], 
 
 
 def _wait_for_sequencer(display: Display, stop: Stop, seconds: float, reason: str) -> None:
-    if stop.requested is not None:
-        raise GivenUp
     if reason:
         display.wait(reason)
-    time.sleep(seconds)
+    if stop.sleep(seconds):
+        raise GivenUp
 
 
 def _publish(loop: RowLoop) -> Outcome:

@@ -52,6 +52,7 @@ class SharedLimits:
         size, check = writer.samples_per_chunk, writer.check_owner
         shelf = writer.shelf if isinstance(writer, StoreWriter) else Shelf(writer.directory)
         self._holdback = Holdback(self.limits, shelf, size, check=check, warn=self._warn)
+        self.fits, self.after_publish = self._holdback.fits, self._holdback.after_publish
         return self
 
     def before_chunk(self, published_chunks: int, published_samples: int) -> str | None:
@@ -61,14 +62,6 @@ class SharedLimits:
             self._holdback.limits, self._holdback.stock, self._holdback.warned = self.limits, None, False
         held = self._holdback.before_chunk(published_chunks, published_samples)
         return held and held.reason
-
-    def fits(self, published_chunks: int, more: int) -> bool:
-        """As `Holdback.fits`."""
-        return self._holdback.fits(published_chunks, more)
-
-    def after_publish(self, published_chunks: int) -> None:
-        """As `Holdback.after_publish`."""
-        self._holdback.after_publish(published_chunks)
 
 
 def share_of(settings: Settings, gate: SharedLimits, pause: Callable[[float, str], object]) -> Share:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from lazyshard import errors as library
 
@@ -34,7 +34,6 @@ INTERRUPTED: Final = 130
 # exited, so each stays this long to let the others exit on their own.
 _LINGER_S: Final = 3.0
 _FINISH_S: Final = 10.0  # Time for the interpreter to shut down (exit handlers, communicators) before it is killed
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class SettingsRefused(library.LazyShardError, ValueError):
@@ -96,10 +95,8 @@ def install_exits() -> None:
 
     sys.excepthook = hook
     # The kernel ends this rank if `torchrun` is killed; otherwise it would continue alone, or hang.
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            libc: Any = ctypes.CDLL(None, use_errno=True)
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def end_within(seconds: float, error: BaseException) -> threading.Timer:

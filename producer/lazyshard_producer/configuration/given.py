@@ -216,8 +216,7 @@ def read_config(path: str | None) -> Given:
         return Given()
     text = ""
     try:
-        with open(path, "rb") as file:
-            text = file.read().decode("utf-8-sig")
+        text = Path(path).read_bytes().decode("utf-8-sig")
         return sort_config(path, tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as cause:
         reason = f"not valid TOML: {cause}{_hint(text, str(cause))}"

@@ -22,7 +22,7 @@ import os
 import re
 import secrets
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -31,9 +31,10 @@ import orjson
 import xxhash
 
 from lazyshard.errors import LazyShardError
+from lazyshard.format.records import END, End
 from lazyshard.memory import loads
 from lazyshard.store.durable import NEW_FILE_MODE, remove, sync, sync_directory, write_all
-from lazyshard.store.files import check_folder, read_file
+from lazyshard.store.files import check_folder, read_file, read_record
 from lazyshard_producer.following.listing import FinishedFiles
 from lazyshard_producer.following.reading import FollowedLines
 from lazyshard_producer.position import FilePosition, read_entry, refuse_position
@@ -174,14 +175,16 @@ def list_journals(directory: Path, source: str | None = None) -> list[Path]:
     return []
 
 
-def remove_journals(directory: Path, kept: Container[str] = ()) -> None:
-    """Deletes the journals of all sources except the `kept` names; without these, also the directory, if empty."""
-    for path in list_journals(directory):
-        if path.name not in kept:
-            # A power failure may undo the deletion, which does no harm.
-            remove(path)
-    if not kept:
-        directory.rmdir()
+def clear_journals(out: Path) -> None:
+    """Deletes the journals of a stream that has ended, except those that its end names; raises nothing."""
+    with contextlib.suppress(OSError, LazyShardError):
+        kept = named_journals(read_record(out / END, End.decode).source)
+        for path in list_journals(out / DIRECTORY):
+            if path.name not in kept:
+                # A power failure may undo the deletion, which does no harm.
+                remove(path)
+        if not kept:
+            (out / DIRECTORY).rmdir()
 
 
 def named_journals(source: Any) -> set[str]:

@@ -15,6 +15,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -70,13 +71,13 @@ _OPEN_END: Final = 1 << 63  # this bit in the number of lines means that the las
 _COLUMNS: Final = ("name", "size", "line", "tail")
 
 
+@dataclass(eq=False)
 class FinishedFiles:
     """Files that were read to their end, by name: size then, number of lines, and digest of the last bytes."""
 
-    def __init__(self) -> None:
-        # One row for each column, sorted by the names' digests; and the files that are not merged yet.
-        self._table: npt.NDArray[np.uint64] = np.empty((len(_COLUMNS), 0), np.uint64)
-        self._recent: dict[int, tuple[int, ...]] = {}
+    # One row for each column, sorted by the names' digests; and the files that are not merged yet.
+    _table: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty((len(_COLUMNS), 0), np.uint64))
+    _recent: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, name: str, at: FilePosition, size: int) -> None:
         """Adds a file that was read to its end at this position, with its size in bytes."""
@@ -111,9 +112,7 @@ class FinishedFiles:
 
     def copy(self) -> FinishedFiles:
         """Returns an independent copy, which shares the merged table."""
-        copy = FinishedFiles()
-        copy._table, copy._recent = self._table, dict(self._recent)
-        return copy
+        return FinishedFiles(self._table, dict(self._recent))
 
     def encode(self) -> dict[str, Any]:
         """Returns all files as a JSON value: packed columns, as in seals."""
@@ -123,15 +122,14 @@ class FinishedFiles:
     @classmethod
     def decode(cls, value: Any) -> FinishedFiles:
         """Reads the value that `encode` returned. Raises ValueError."""
-        files = cls()
         try:
             columns = [np.frombuffer(pybase64.b64decode(value[name], validate=True), "<u8") for name in _COLUMNS]
         except (TypeError, KeyError) as cause:
             raise ValueError(f"not packed columns: {cause!r}") from cause
-        files._table = np.stack(columns).astype(np.uint64)
-        if np.any(files._table[0, 1:] <= files._table[0, :-1]):
+        table = np.stack(columns).astype(np.uint64)
+        if np.any(table[0, 1:] <= table[0, :-1]):
             raise ValueError("columns that are not sorted")
-        return files
+        return cls(table)
 
     def _merge(self) -> None:
         if self._recent:

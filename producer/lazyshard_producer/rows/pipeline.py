@@ -16,18 +16,20 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.stream.waiting import Watchdog
-from lazyshard_producer.configuration.settings import SWIFT, Settings
+from lazyshard_producer.configuration.settings import OPTIONS, SWIFT, Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.position import RunPosition, decode_position, resume, source_names
 from lazyshard_producer.rows.encoding import form_of
-from lazyshard_producer.rows.reader import Batch, Mixer, by_length
+from lazyshard_producer.rows.reader import Batch, Mixer
 from lazyshard_producer.rows.recipe import Maker, Workers
 from lazyshard_producer.rows.refusals import Quarantine, Refusals, warn_of_skipped
 from lazyshard_producer.rows.sequences import Splitter, Stripes, Units, make_batches
 from lazyshard_producer.sources.source import Context
 
 _MADE: Final = ("columns", "where", "transform", "embed", "shuffle", "seed", "weights", "pack", "length_field")
-_RECIPE: Final = (*_MADE, "measure", "pack_patches", "pack_buffer", "pack_buffer_bytes", "split", "pad")
+_LENGTHS: Final = ("measure", "pack_patches", "pack_buffer", "pack_buffer_bytes", "split", "pad")
+# `lazyshard.format.seal` reads these.
+_DEALT: Final = ("balance", "micro_batch_size", "cost_per_token", "cost_per_token_squared", "cost_per_patch")
 _KINDS: Final = {"pack": "packs", "split": "sequences", "pad": "padded rows", "": "rows"}
 """The kind of items in a stream, by the option that makes them."""
 
@@ -54,16 +56,15 @@ class Pipeline:
         form = form_of(settings)
         check: Callable[[], object] = check_owner or (lambda: None)
         context = Context(out, settings.max_row_bytes, settings.samples_per_chunk, check, form.carried)
-        start, names = RunPosition(sources=()), []
+        described = describe(settings)
+        start, names = RunPosition(sources=(), recipe=described), []
         if committed is not None:
             start, names = decode_position(committed, settings.out), source_names(committed)
         start = resume(start, names, [source.path for source in sources])
-        described, changed = describe(settings), None
-        if committed is not None:
-            start, changed = _same_recipe(start, described)
+        start, changed = _same_recipe(start, described)
         makers: Maker | Workers | None = None
-        made = (settings.columns, settings.where, settings.transform, settings.embed, settings.encode)
-        if any(made) or settings.measure or by_length(settings) or settings.shuffle or settings.split or settings.pad:
+        # Weights alone only choose between rows.
+        if settings.encode or described.keys() - {"weights"}:
             makers = Maker(settings, form.carried)
         if refusals is None:
             quarantine = None
@@ -90,7 +91,7 @@ class Pipeline:
         if makers is not None:
             kind = Stripes if settings.balance is not None else Splitter if settings.split else Units
             units = kind(mixer, settings, samples, arrays=form.arrays)
-            self.read = partial(next, make_batches(settings, mixer, makers, units, watchdog), None)
+            self.read = partial(next, make_batches(mixer, makers, units), None)
 
 
 def _read_batch(mixer: Mixer) -> Batch | None:
@@ -108,7 +109,7 @@ def _read_batch(mixer: Mixer) -> Batch | None:
 
 def describe(settings: Settings) -> dict[str, Any]:
     """Returns the settings that select, make and order rows, if set, in the form that positions keep."""
-    found: dict[str, Any] = {name: getattr(settings, name, None) for name in _RECIPE}
+    found: dict[str, Any] = {name: getattr(settings, name, None) for name in (*_MADE, *_LENGTHS, *_DEALT)}
     found["columns"], found["embed"] = [list(pair) for pair in settings.columns], list(settings.embed)
     found["weights"] = [source.weight for source in settings.sources if source.weight is not None]
     if settings.measure:
@@ -121,14 +122,8 @@ def describe(settings: Settings) -> dict[str, Any]:
     found["pad"] = settings.padding and asdict(settings.padding)
     if not settings.shuffle and settings.balance is None:
         del found["seed"]
-    if not settings.pack:
-        found |= dict.fromkeys(("length_field", "pack_buffer", "pack_buffer_bytes"))
-    if settings.balance is not None:
-        # `lazyshard.format.seal` reads these.
-        costs = ("cost_per_token", "cost_per_token_squared", "cost_per_patch")
-        for name in ("balance", "micro_batch_size", "length_field", *costs):
-            found[name] = getattr(settings, name)
-    return {name: value for name, value in found.items() if value}
+    without_effect = {one.name for one in OPTIONS if one.needs and not any(map(found.get, one.needs.split()))}
+    return {name: value for name, value in found.items() if value and name not in without_effect}
 
 
 def changes(before: dict[str, Any], described: dict[str, Any]) -> dict[str, str]:

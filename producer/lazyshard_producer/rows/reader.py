@@ -233,10 +233,12 @@ class Mixer:
             if one.source is not None:
                 one.source.end()
 
-    def totals(self) -> tuple[int, int | None, int]:
-        """Returns (bytes read, total bytes or None, blank lines skipped) of all sources and runs."""
+    def totals(self) -> dict[str, Any]:
+        """Returns the figures of all sources and runs by their names in `Tally`."""
         read, there, blank = zip(*(one.progress() for one in self._inputs), strict=True)
-        return sum(read), None if None in there else sum(there), sum(blank)
+        rows = {"duplicate_key_rows": self.duplicate, "refused_rows": self.refusals.count, "blank_lines": sum(blank)}
+        total = None if None in there else sum(there)
+        return {"bytes": sum(read), "bytes_total": total, "sources": len(self.names), **rows}
 
     def close(self) -> None:
         """Closes all open sources."""

@@ -233,9 +233,8 @@ def _begin(settings: Settings, arrays: bool, parent: int) -> None:
     # Terminals and service managers signal all processes of a group; the parent handles these signals.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):
-        # Linux: end this process when the parent is killed.
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    # End this process when the parent is killed.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         # The parent was killed before prctl.
         os._exit(1)

@@ -27,7 +27,6 @@ from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
 from lazyshard.plan.balance import Balance, Cost
 from lazyshard.plan.sequences import Cut, SplitSequence, cut_after, cut_tokens, make_sequences, pack_samples
 from lazyshard.plan.shuffle import permutation
-from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import count
 from lazyshard_producer.opening import source_kind
@@ -124,10 +123,9 @@ class Units:
         return Batch(self._mixer, lines, lambda index: rows[index].place, position, tokens, patches)
 
 
-def make_batches(
-    settings: Settings, mixer: Mixer, makers: Maker | Workers, units: Units, watchdog: Watchdog
-) -> Iterator[Batch]:
+def make_batches(mixer: Mixer, makers: Maker | Workers, units: Units) -> Iterator[Batch]:
     """Yields the rows made of source rows; `units` processes each source row, or each block of them."""
+    settings = mixer.settings
     left = sum(mixer.start.unit) if mixer.start.skip else 0  # remaining source rows of a begun unit
     last, rows, most_bytes = mixer.here(mixer.counts()), settings.shuffle or 1, math.inf
     arrange = partial(shuffle, settings.seed) if settings.shuffle else None
@@ -146,7 +144,7 @@ def make_batches(
 
     unit: Unit | None = None
     nothing, size, taken, given = Rows(), 0, 0, False
-    for made in _make(mixer, makers, watchdog):
+    for made in _make(mixer, makers):
         if made is None:
             if not given:  # an empty batch, so that the caller can check signals
                 yield Batch(mixer, nothing.lines, nothing.place, nothing.position)
@@ -179,9 +177,7 @@ def make_batches(
     yield from units.rest()
 
 
-def _make(
-    mixer: Mixer, makers: Maker | Workers, watchdog: Watchdog
-) -> Iterator[tuple[SourceSpan, int, MadeOfRow] | None]:
+def _make(mixer: Mixer, makers: Maker | Workers) -> Iterator[tuple[SourceSpan, int, MadeOfRow] | None]:
     """Yields a span, an index in it, and the rows made of that source row; yields None regularly to return control."""
     number = mixer.rows  # source rows submitted so far
     under_way: deque[tuple[SourceSpan, int, Any]] = deque()
@@ -193,7 +189,7 @@ def _make(
                 if span is None or not span.lines:
                     break
             lines = span.lines[first : first + makers.rows]
-            with watchdog.ask(partial(_describe, span, first)):
+            with mixer.watchdog.ask(partial(_describe, span, first)):
                 under_way.append((span, first, makers.submit(lines, number)))
             number, first = number + len(lines), first + len(lines)
         if under_way and (made := makers.result(under_way[0][2], 0.1)) is not None:

@@ -26,17 +26,7 @@ from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused, load_function
 from lazyshard_producer.position import plain_name, read_entry, refuse_position
 from lazyshard_producer.sources import source
-from lazyshard_producer.sources.source import (
-    PYTHON,
-    Context,
-    Line,
-    Rows,
-    Source,
-    bad_row,
-    line_size,
-    refuse_source,
-    too_long,
-)
+from lazyshard_producer.sources.source import PYTHON, Context, Line, Rows, Source, bad_row, line_size
 
 AHEAD_ROWS: Final = 1024
 """Maximum rows that the thread reads ahead, and never more than a chunk: costly rows are not made too early."""
@@ -184,7 +174,7 @@ class GeneratorSource(Source):
         except RowInvalid as error:
             return error, written
         size = len(line.rstrip(b"\r\n")) if isinstance(line, bytes) else line_size(line) - 1
-        return bad_row(too_long(self._most)) if size > self._most else line, written
+        return bad_row(source.too_long(self._most)) if size > self._most else line, written
 
     def _call(self, call: Callable[[], Any]) -> Any:
         """Calls the function; its errors are raised with its innermost lines: ``file:line (function)``."""
@@ -200,4 +190,4 @@ class GeneratorSource(Source):
             raise SourceRefused(f"{self.name}: raised {name_error(error)}{where}; {hint}", file=self.name) from error
 
     def _refusal(self, expected: str, value: Any, more: str = "") -> SourceRefused:
-        return refuse_source(self.name, expected, name_value(value, 120) + more)
+        return source.refuse_source(self.name, expected, name_value(value, 120) + more)

@@ -260,8 +260,7 @@ def refuse_os_error(path: str, cause: Exception, expected: str = "a readable fil
     if isinstance(cause, errors.FileRefused):
         return refuse_source(path, "a plain file", str(cause.kind))
     if isinstance(cause, errors.LazyShardError) and not isinstance(cause, errors.AccessRefused):
-        facts = {field: getattr(cause, field, None) for field in ("expected", "actual")}
-        return SourceRefused(str(cause), file=path, **facts)
+        return SourceRefused(str(cause), file=path, expected=cause.expected, actual=cause.actual)
     if isinstance(cause, PermissionError):
         hint = "; check its permissions and those of the directories above it"
         return refuse_source(path, expected, f"uid {os.geteuid()} may not read it", hint)

@@ -142,11 +142,10 @@ def _is_shortage(error: BaseException) -> bool:
 
 def _can_allocate(size: int) -> bool:
     """Whether the system can allocate `size` bytes. No page is touched, so the check takes microseconds."""
-    try:
+    with contextlib.suppress(OSError, OverflowError, ValueError, MemoryError):
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-    except (OSError, OverflowError, ValueError, MemoryError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _need(size: int, what: str) -> None:

@@ -6,9 +6,8 @@ import dataclasses
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from math import gcd
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
@@ -23,6 +22,7 @@ FloatArray: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Int64Array: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 UInt32Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
 UInt64Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+Numbers: TypeAlias = Array | Sequence[float] | float  # anything that numpy makes an array of
 
 MAX_SAMPLES: Final = 2**62  # More than any real stream has; keeps all index arithmetic within 64 bits
 MOST_SHARES: Final = 100_000  # the shares of all splits of a stream together: a table of a period is kept in memory
@@ -181,7 +181,7 @@ class SplitOf(NamedTuple):
         if name is None and shares is None:
             return None
         given = tuple(shares) if isinstance(shares, (list, tuple)) else ()
-        if not _are_shares(given) or not 0 < sum(given) // (common := gcd(*given) or 1) <= MOST_SHARES:
+        if not _are_shares(given) or not 0 < sum(given) // (common := math.gcd(*given) or 1) <= MOST_SHARES:
             expected = f"the shares of {', '.join(SPLITS)}, such as (969, 30, 1): 2 or 3 whole numbers"
             raise ValueError(f"splits must be {expected}, together at most {MOST_SHARES}, got {shares!r:.100}")
         names = [one for one, share in zip(SPLITS, given, strict=False) if share]

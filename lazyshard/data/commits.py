@@ -126,11 +126,11 @@ class Commits:
             if self._owner is None:
                 self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
             self._owner.put(cursor)
-        except (LazyShardError, OSError) as error:
+        except LazyShardError as error:
             if isinstance(error, CursorTaken) and self._owner is None:
                 error.args = (f"{error}: `commit(..., take_over=True)`",)
-            if isinstance(error, LazyShardError):
-                raise
+            raise
+        except OSError as error:
             where, uid = str(self._directory), os.geteuid()
             refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             text = f"{where}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error})"

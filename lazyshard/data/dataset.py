@@ -6,9 +6,8 @@ import operator
 import os
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
 from lazyshard.data import index_space
@@ -19,7 +18,7 @@ from lazyshard.data.run_state import Ranges, RunStates, StateDicts, epoch_of
 from lazyshard.data.samples import BadRowCount, LateRow, SampleMaker
 from lazyshard.data.settings import BadRows, EncodeCache, EncodeFn, Order, RowSteps, RunOrder, Step, check_group
 from lazyshard.format.state import RunState
-from lazyshard.part import Part, UInt32Array
+from lazyshard.part import Array, Part, UInt32Array
 from lazyshard.plan.course import Course, Draw
 from lazyshard.plan.deal import Gaps
 from lazyshard.store.files import stream_path
@@ -27,8 +26,6 @@ from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.run_parts import course_of, with_consumed
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from lazyshard.data.commits import Commits, ReadingHints
 
 
@@ -352,7 +349,7 @@ class LazyShardedDataset(Indexed[IndexSpace]):
         self._numbers[IN_EPOCH_CALLED] = 1
         return self.draw(index).epoch == self._numbers[EPOCH]
 
-    def _lengths(self) -> npt.NDArray[np.signedinteger[Any]]:
+    def _lengths(self) -> Array:
         order = self._states.order
         if self._length_given_up or order.blended:
             raise index_space.no_length(self.directory, "a stream or blend draws from it: pass that to the loader")

@@ -19,18 +19,16 @@ from lazyshard.data.rank import IN_EPOCH_CALLED, ORDER_CHECKED, Rank, SharedNumb
 from lazyshard.data.run_state import warn_if_undone
 from lazyshard.data.samples import RowsOf, SampleMaker, Samples, late_rows
 from lazyshard.data.settings import RunOrder
-from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RowInvalid, StreamMismatch
-from lazyshard.part import Int64Array, UInt32Array
+from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RowInvalid
+from lazyshard.part import Array, Int64Array, UInt32Array
 from lazyshard.plan.course import Course, Draw, Run
 from lazyshard.plan.deal import Layout
 from lazyshard.stream import StreamReader
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 from lazyshard.stream.scattered import Held, ScatteredReader
-from lazyshard.stream.stream import lengths_missing, open_now, read_lengths
+from lazyshard.stream.stream import lengths_missing, read_lengths
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from lazyshard.data.commits import ReadingHints
 
 _NO_LENGTH: Final = "the data set has no length yet; set max_total_samples (per epoch) or num_samples (of the run)"
@@ -234,24 +232,19 @@ def still_open(reader: StreamReader, so: str = _NO_LENGTH) -> LengthUnknown:
 
 def lengths_by_sample(reader: StreamReader, total: int | None) -> UInt32Array:
     """Reads the lengths of `total` samples, from the seals, as u32. Raises LengthUnknown, StreamMismatch, OSError."""
-    directory = reader.directory
     if total is None:
         raise still_open(reader, "not all lengths are known; read them once it has ended")
     if reader.stream_id is None:
-        raise lengths_missing(directory)
-    stream = open_now(directory)
-    if stream.stream_id != reader.stream_id:
-        here, now = reader.stream_id, stream.stream_id
-        text = f"{directory}: stream {here} was replaced by stream {now}"
-        raise StreamMismatch(text, directory=str(directory), expected=here, actual=now)
-    return read_lengths(stream, total)
+        raise lengths_missing(reader.directory)
+    reader._stream.check_identity()
+    return read_lengths(reader._stream, total)
 
 
-def lengths_by_index(space: IndexSpace, by_sample: UInt32Array) -> npt.NDArray[np.signedinteger[Any]]:
+def lengths_by_index(space: IndexSpace, by_sample: UInt32Array) -> Array:
     """Returns the length of each index's sample, as int32 or int64, as torch cannot reduce unsigned integers."""
     total, block = len(by_sample), space.layout.block
     kind = np.int32 if not total or by_sample.max() <= np.iinfo(np.int32).max else np.int64
-    found: npt.NDArray[np.signedinteger[Any]] = np.zeros(space.layout.size, kind)
+    found: Array = np.zeros(space.layout.size, kind)
     for lane in range(space.layout.dp):
         indices = space.layout.lane_indices(lane)
         lengths = found[indices.start : indices.stop : indices.step]

@@ -20,6 +20,7 @@ from lazyshard.data.settings import ENDLESS, RunOrder
 from lazyshard.errors import LengthUnknown
 from lazyshard.format.state import BlendState, RunState
 from lazyshard.memory import quick_loads
+from lazyshard.plan.deal import check_field
 
 if TYPE_CHECKING:
     from lazyshard.data.blend_state import BlendStates
@@ -277,8 +278,7 @@ class Batches(Iterator[Any]):
     """
 
     def __init__(self, dataset: Indexed[Any], order: RunOrder, epochs: int, options: dict[str, Any]) -> None:
-        if type(epochs) is not int or epochs < 1:
-            raise ValueError(f"epochs must be an integer of at least 1, got {epochs!r}")
+        check_field("epochs", epochs, 1)
         if epochs > 1 and not order.by_epoch:
             raise ValueError("num_samples sets the length of the run, over any number of epochs: omit epochs")
         if own := ", ".join(sorted(_OWN & options.keys())):

@@ -15,7 +15,7 @@ from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.rank import Rank, Stats
 from lazyshard.data.run_state import read_state
 from lazyshard.data.samples import MOST_BAD, BadRowCount, where_bad
-from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample, StreamMismatch, redact
+from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, SkipSample, StreamMismatch, redact
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import Made
@@ -24,7 +24,7 @@ from lazyshard.memory import raise_if_short
 from lazyshard.part import Int64Array
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, cut_tokens, pad_tokens, tokens_of
 from lazyshard.plan.shuffle import mix64
-from lazyshard.stream import StreamReader
+from lazyshard.stream import StreamReader, read_retired
 from lazyshard.stream.sequences import ALONE, RowOrder, SequenceRows, state_mismatch
 from lazyshard.stream.stream import ChunkLengths
 
@@ -262,12 +262,7 @@ def check_beginning(reader: StreamReader, form: Form, too_long: TooLong) -> bool
     # A copy, whose files are closed with it: this process may never read that chunk again.
     look = copy.copy(reader)
     look.parent = reader.parent
-    first = 0
-    try:
-        if samples:
-            look.chunk(0)
-    except ChunkRetired as error:
-        first = (error.chunks_before or 0) * size
+    first = read_retired(reader.directory, reader.stream_id) * size
     if first >= samples:
         return False
     known, where = ChunkLengths(look), str(reader.directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -16,7 +15,7 @@ from lazyshard.data.rank import WORKERS_READ, Rank, SharedNumbers, Stats, carryi
 from lazyshard.data.run_state import EpochPosition, Ranges, StateDicts, Worker, begun_part, ranges, ranges_of
 from lazyshard.data.samples import BadRowCount
 from lazyshard.data.sequence_forms import DatasetRows, SequenceMaker, TooLong, check_beginning, enter_rows, row_too_long
-from lazyshard.data.settings import BadRows, EncodeFn, Step, check_choice, check_group
+from lazyshard.data.settings import BadRows, EncodeFn, Step, as_number, check_choice, check_group
 from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState
 from lazyshard.part import Part
@@ -114,11 +113,11 @@ class LazyShardedSequences(RankIterable):
             raise TypeError(f"form must be Pack(SIZE), Split(SIZE) or Pad(SIZE), got {form!r:.100}")
         check_choice("at_end", at_end, AtEnd)
         check_choice("too_long", too_long, TooLong)
-        self._at_end, self._too_long, self._size = at_end, too_long, _number("batch_size", batch_size, 1)
-        self._seed = None if seed is None else _number("seed", seed, 0)
-        window, micro = None if window is None else _number("window", window, 1), micro_batches_per_step
+        self._at_end, self._too_long, self._size = at_end, too_long, as_number("batch_size", batch_size, 1)
+        self._seed = None if seed is None else as_number("seed", seed, 0)
+        window, micro = None if window is None else as_number("window", window, 1), micro_batches_per_step
         # Positions of each rank per optimiser step; 0 if unknown.
-        self._each = 0 if micro is None else self._size * _number("micro_batches_per_step", micro, 1)
+        self._each = 0 if micro is None else self._size * as_number("micro_batches_per_step", micro, 1)
         self._bad = BadRowCount(bad_rows, instead="it is left out")
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         if isinstance(directory, (LazyShardedDataset, BlendedDataset)):
@@ -404,9 +403,3 @@ class LazyShardedSequences(RankIterable):
         if now != before:
             self._reported = now
             self._shared.report(now, before)
-
-
-def _number(name: str, value: int, least: int) -> int:
-    if (number := operator.index(value)) < least:
-        raise ValueError(f"{name} must be {least} or more, got {number}")
-    return number

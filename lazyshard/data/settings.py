@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import multiprocessing.context
+import operator
 import os
 import sys
 import types
@@ -164,6 +165,13 @@ def check_choice(name: str, value: object, choices: Any) -> None:
     """Checks that a value is one of a Literal's. Raises ValueError."""
     if value not in get_args(choices):
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def as_number(name: str, value: int, least: int) -> int:
+    """Returns a number, of any integer type, as an int. Raises ValueError: it is below `least`; TypeError."""
+    if (number := operator.index(value)) < least:
+        raise ValueError(f"{name} must be {least} or more, got {number}")
+    return number
 
 
 def _check_given(name: str, value: object, low: int, stop: int | None = None) -> None:

@@ -18,14 +18,13 @@ Small files are JSON; the state of a run is read from JSON or a pickle. Errors n
 from __future__ import annotations
 
 import binascii
-import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from itertools import starmap
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import orjson
@@ -35,9 +34,6 @@ from lazyshard import part
 from lazyshard.errors import FileInvalid, FormatInvalid, StateInvalid, VersionUnsupported
 from lazyshard.memory import quick_loads
 from lazyshard.part import BOOLEAN, MAX_SAMPLES, NUMBER, TEXT, Array, Checked, Kind, Samples, integer, or_null, refused
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 MANIFEST: Final = "stream.json"
 HEAD: Final = "head.json"
@@ -187,9 +183,7 @@ def read(cls: type[_CheckedT], value: Any, missing: Collection[str] = ()) -> _Ch
         raise refused("", "an object", value)
     found = {}
     for name, kind in part.kinds_of(cls).items():  # type: ignore[arg-type]
-        if name in value and kind.read is part.as_it_is:
-            found[name] = value[name]
-        elif name in value:
+        if name in value:
             try:
                 found[name] = kind.read(value[name])
             except (StateInvalid, VersionUnsupported):
@@ -214,7 +208,7 @@ def list_of(cls: type[_CheckedT], make: Callable[[Any], _CheckedT] | None = None
     )
 
 
-def pack(numbers: npt.ArrayLike, dtype: str) -> str:
+def pack(numbers: part.Numbers, dtype: str) -> str:
     """Returns the little-endian bytes of numbers in base64."""
     return pybase64.b64encode(np.asarray(numbers, dtype=dtype).tobytes()).decode("ascii")
 
@@ -319,8 +313,8 @@ def given(value: Checked) -> dict[str, Any]:
 @cache
 def defaults_of(cls: type) -> dict[str, Any]:
     """Returns the defaults of fields by name."""
-    found = ((one.name, one.default) for one in dataclasses.fields(cls))
-    return {name: default for name, default in found if default is not dataclasses.MISSING}
+    found = ((one.name, one.default) for one in fields(cls))
+    return {name: default for name, default in found if default is not MISSING}
 
 
 class SmallFile(Checked):

@@ -19,11 +19,11 @@ from lazyshard.errors import LazyShardError
 from lazyshard.format.batch import decode_pack
 from lazyshard.format.records import QUARANTINE, Manifest, chunk_name
 from lazyshard.format.row import parse_row
-from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows, producer_source
+from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows
 from lazyshard.format.state import Cursor
-from lazyshard.format.writers import Sequenced
 from lazyshard.inspection.row_facts import Keys, Lengths, RefusedRows, read_refusals
 from lazyshard.inspection.survey import sampled_chunks, tolerate
+from lazyshard.inspection.tracing_sources import sequenced
 from lazyshard.part import Array, Int64Array
 from lazyshard.plan.balance import Cost
 from lazyshard.plan.shuffle import expected_neighbours
@@ -164,12 +164,10 @@ def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview)
         found.tokens.add(shown.tokens)
         if (seal := shown.seal) is not None:
             found.patches += 0 if seal.patches is None else int(seal.patches.sum())
-            found.last_sealed_at, position = seal.sealed_at, Sequenced.read_source(seal.source)
-            read |= {one.writer: SourceRows.read_source(one.source) for one in position.rows} if position else {}
-            if position is None or producer_source(seal.source) is not None:
+            found.last_sealed_at, rows_of = seal.sealed_at, sequenced(seal, stream.samples_per_chunk).rows
+            read |= {one.writer: SourceRows.read_source(one.source) for one in rows_of}
+            if len(rows_of) == 1:
                 found.made, found.dealt = Made.read_source(seal.source), DealtByCost.read(seal.source)
-            if position is None:
-                read[""] = SourceRows.read_source(seal.source)
             # Clocks may be set back.
             at = max(seal.sealed_at, found.course[-1].time if found.course else seal.sealed_at)
             found.course.append(At(at, shown.first + len(shown.lengths)))

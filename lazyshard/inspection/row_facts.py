@@ -26,7 +26,7 @@ from lazyshard.format.records import QUARANTINE
 from lazyshard.memory import loads
 from lazyshard.part import Array, Int64Array
 from lazyshard.store.files import UrlPath, open_file, read_file, read_seal, stream_path
-from lazyshard.stream.stream import lengths_missing, open_now
+from lazyshard.stream.stream import open_now, sealed_tokens
 
 OTHERS: Final = "other reasons"
 MOST_TOLD_APART: Final = 200  # distinct reasons for which rows were refused, and distinct sources for each
@@ -235,9 +235,7 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
         raise StreamInvalid(f"{path}: {why}, so the lengths of its samples are unknown", directory=str(path))
     count, samples, tokens = min(len(chunks), most_chunks), 0, 0
     for chunk in (chunks[(2 * number + 1) * len(chunks) // (2 * count)] for number in range(count)):
-        lengths = read_seal(path, chunk).tokens
-        if lengths is None:
-            raise lengths_missing(path, chunk)
+        lengths = sealed_tokens(path, read_seal(path, chunk))
         samples += len(lengths)
         tokens += int(lengths.sum(dtype="u8"))
     if not tokens:

@@ -319,8 +319,6 @@ def sampled_chunks(first: int, stop: int, most: int = SAMPLED_CHUNKS) -> list[in
 def estimate_size(count: int, sizes: dict[int, int], last: int) -> int:
     """Estimates the bytes of `count` chunks from some sizes, by number; the last chunk may be a partial one."""
     known, others = sum(sizes.values()), len(sizes) - (last in sizes)
-    if len(sizes) >= count:
-        return known
     part = sizes.get(last, 0)
     mean = (known - part) / others if others else known
     return round(mean * (count - (last in sizes)) + part)

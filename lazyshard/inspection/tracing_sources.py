@@ -67,7 +67,7 @@ class _Deleted(Exception):
     """The chunk that has a position is deleted."""
 
 
-def _sequenced(seal: Seal, samples_per_chunk: int) -> Sequenced:
+def sequenced(seal: Seal, samples_per_chunk: int) -> Sequenced:
     """Returns the position in a seal; that of the only producer of a stream as of one writer, whose name is ""."""
     if (found := Sequenced.read_source(seal.source)) is not None:
         return found
@@ -77,7 +77,7 @@ def _sequenced(seal: Seal, samples_per_chunk: int) -> Sequenced:
 
 
 class _Positions:
-    """The position after each chunk of a writer; see `_sequenced` for the only producer of a stream.
+    """The position after each chunk of a writer; see `sequenced` for the only producer of a stream.
 
     The position after a chunk is that after the writer's last piece up to there.
     """
@@ -106,7 +106,7 @@ class _Positions:
     def digests(self, chunk: int) -> tuple[int, UInt64Array]:
         """Returns the first row of this writer in a chunk, and the digests of its rows there."""
         seal, first = read_seal(self._directory, chunk), 0
-        for one in _sequenced(seal, self._size).rows:
+        for one in sequenced(seal, self._size).rows:
             if one.writer == self.writer:
                 return first, seal.digests[first : first + one.count]
             first += one.count
@@ -116,7 +116,7 @@ class _Positions:
         """Returns the last chunk up to one that has rows of the writer, and these rows. Raises _Deleted."""
         if 0 <= chunk < self.chunks.start:
             raise _Deleted
-        position = Sequenced({}) if chunk < 0 else _sequenced(read_seal(self._directory, chunk), self._size)
+        position = Sequenced({}) if chunk < 0 else sequenced(read_seal(self._directory, chunk), self._size)
         if (taken := position.taken.get(self.writer)) is None:
             return None
         if taken[1] < chunk:
@@ -128,7 +128,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     """Finds the rows of a place in a source. Raises StateMismatch: the seals do not reach it yet; ChunkCorrupt."""
     if not chunks:
         raise _unknown(f"{directory}: there is no chunk")
-    newest = _sequenced(read_seal(directory, chunks[-1]), samples_per_chunk)
+    newest = sequenced(read_seal(directory, chunks[-1]), samples_per_chunk)
     every = [_Positions(directory, chunks, samples_per_chunk, writer) for writer in sorted(newest.taken)]
     entries = [_entries(_known_after(one, chunks[-1])) for one in every]
     name = _name(directory, dict(chain.from_iterable(one.items() for one in entries)), place)
@@ -290,7 +290,7 @@ class Origins:
 
         None if the chunk is deleted.
         """
-        for one in _sequenced(self._read(chunk), self._size).rows if chunk in self._chunks else ():
+        for one in sequenced(self._read(chunk), self._size).rows if chunk in self._chunks else ():
             if row < one.count:
                 return one.writer, one.first + row
             row -= one.count

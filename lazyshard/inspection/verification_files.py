@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from lazyshard import errors
-from lazyshard.errors import LazyShardError
 from lazyshard.format import records
 from lazyshard.format.records import SEAL_SUFFIX, chunk_name, seal_name
 from lazyshard.format.state import CURSOR_SUFFIX, READING_SUFFIX, Cursor, ReadingHint, check_consumer
@@ -75,7 +74,7 @@ class ChunkFiles(NamedTuple):
     arrays: str | None = None
 
 
-def file_fault(file: str, error: LazyShardError | OSError, chunk: int | None = None) -> Fault:
+def file_fault(file: str, error: errors.LazyShardError | OSError, chunk: int | None = None) -> Fault:
     """Returns the fault of a file that cannot be opened, read or used as a whole."""
     expected, found = str(getattr(error, "expected", None)), str(getattr(error, "actual", None))
     if isinstance(error, errors.VersionUnsupported):
@@ -130,7 +129,7 @@ class StreamFiles:
     def retired_now(self) -> int:
         """Returns how many chunks are retired by now."""
         if self.manifest is not None:
-            with contextlib.suppress(LazyShardError, OSError):
+            with contextlib.suppress(errors.LazyShardError, OSError):
                 return max(self.first, read_retired(self.directory, self.manifest.stream_id))
         return self.first
 
@@ -193,7 +192,7 @@ def _read(files: StreamFiles, name: str, decode: Callable[..., _T], *consumer: s
         return decode(read_file(files.directory / name), *consumer, name)
     except FileNotFoundError:
         return None
-    except (LazyShardError, OSError) as error:
+    except (errors.LazyShardError, OSError) as error:
         if name == records.MANIFEST and isinstance(error, errors.VersionUnsupported):
             # Nothing else in the directory can be interpreted reliably.
             error.file = str(files.directory / name)

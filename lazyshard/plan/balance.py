@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from lazyshard.part import FloatArray, Int64Array
+from lazyshard.part import FloatArray, Int64Array, Numbers
 from lazyshard.plan.shuffle import permutation
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 PER_TOKEN: Final = 1.0
 PER_TOKEN_SQUARED: Final = 4e-5
@@ -41,12 +38,12 @@ class Cost:
         if not any(asdict(self).values()):
             raise ValueError("per_token, per_token_squared and per_patch cannot all be 0: every row would cost nothing")
 
-    def of(self, tokens: npt.ArrayLike) -> FloatArray:
+    def of(self, tokens: Numbers) -> FloatArray:
         """Returns ``per_token * t + per_token_squared * t**2`` for lengths t in tokens, of the same shape."""
         lengths = np.asarray(tokens, np.float64)
         return self.of_packs(lengths, lengths * lengths)
 
-    def of_packs(self, tokens: npt.ArrayLike, squares: npt.ArrayLike, patches: npt.ArrayLike = 0.0) -> FloatArray:
+    def of_packs(self, tokens: Numbers, squares: Numbers, patches: Numbers = 0.0) -> FloatArray:
         """Returns the cost of packs of samples that do not attend to each other, from sums over their samples."""
         sums, of_squares, of_patches = (np.asarray(one, np.float64) for one in (tokens, squares, patches))
         return np.asarray(sums * self.per_token + of_squares * self.per_token_squared + of_patches * self.per_patch)
@@ -79,7 +76,7 @@ class Balance:
         """Returns how many samples there are from this one (included) to the end of its stripe."""
         return self.stripe - sample % self.stripe
 
-    def order(self, costs: npt.ArrayLike, first: int) -> Int64Array:
+    def order(self, costs: Numbers, first: int) -> Int64Array:
         """Returns the order in which to publish rows: element i is the row that becomes sample `first + i`.
 
         If `first` is not the beginning of a stripe, rows keep their order. Raises ValueError: more than `room(first)`.

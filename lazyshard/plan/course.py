@@ -29,17 +29,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from lazyshard.part import Int64Array, Part
+from lazyshard.part import Int64Array, Numbers, Part
 from lazyshard.plan.deal import Gaps, Rules, outside
 from lazyshard.plan.segment import Segment
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 _OPEN: Final = 2**63 - 1  # The length of an epoch while the end of the stream is unknown
 _BLOCK: Final = 16_384  # Positions computed together: the temporary arrays fit in a processor's cache
@@ -208,7 +204,7 @@ class Course:
         segment, shift, _ = self.begin(total).around(position)
         return Draw(segment.epoch, segment.sample(lane, position + shift))
 
-    def draws(self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None) -> tuple[Int64Array, Int64Array]:
+    def draws(self, lanes: Numbers, positions: Numbers, total: int | None) -> tuple[Int64Array, Int64Array]:
         """Returns epochs and samples of `draw` for arrays or integers, broadcast; fastest window by window."""
         lane, position = np.asarray(lanes, np.int64), np.asarray(positions, np.int64)
         # `broadcast_arrays` of numpy 2.4.6 leaked 28 bytes per window (tests/data/test_memory_flat.py).

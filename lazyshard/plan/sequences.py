@@ -23,14 +23,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from lazyshard.part import Array, Int64Array
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 INPUT_IDS: Final = "input_ids"
 LABELS: Final = "labels"
@@ -256,7 +253,7 @@ class _Tokenised:
 
 
 def pack_samples(
-    lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int, patches: Sequence[int] = (), most_patches: int = 0
+    lengths: Sequence[int] | Array, capacity: int, patches: Sequence[int] = (), most_patches: int = 0
 ) -> list[list[int]]:
     """Returns packs of whole samples, determined by their lengths and patches alone.
 

@@ -135,17 +135,13 @@ def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
     """
     write_new(temporary, data, durable=True)
     try:
-        linked = link(temporary, target)
-    except OSError:
+        if not link(temporary, target):
+            rename(temporary, target)
+        sync_directory(target.parent)
+    finally:
         # Before there is a stream nothing cleans up, and on a full disk each attempt would leave another file.
         with contextlib.suppress(OSError):
             remove(temporary)
-        raise
-    if not linked:
-        rename(temporary, target)
-    sync_directory(target.parent)
-    if linked:
-        remove(temporary)
 
 
 def link(source: Path, target: Path) -> bool:

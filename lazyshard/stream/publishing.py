@@ -279,25 +279,22 @@ class LinkedChunk:
 
     def __init__(self, number: int, path: Callable[[str], Path], piece: SealedPiece) -> None:
         self.number, self._seal = number, piece.seal
-        self.rows = PieceFile(piece.folder / chunk_name(piece.seal.chunk), path(chunk_name(number)))
-        self.arrays: PieceFile | None = None
-        if piece.seal.arrays_size is not None:
-            self.arrays = PieceFile(piece.folder / arrays_name(piece.seal.chunk), path(arrays_name(number)))
-        self._links = [self.rows] if self.arrays is None else [self.rows, self.arrays]
+        names = [chunk_name] if piece.seal.arrays_size is None else [chunk_name, arrays_name]
+        self.files = [PieceFile(piece.folder / name(piece.seal.chunk), path(name(number))) for name in names]
 
     def __len__(self) -> int:
         return self._seal.samples
 
     def finish(self) -> None:
         """A step: gives the files their second name, or makes durable copies."""
-        for file in self._links:
+        for file in self.files:
             durable.remove(file.path)
             if not durable.link(file.first, file.path):
                 durable.copy(file.first, file.path)
 
     def discard(self, *, remove: bool = True) -> None:
         """Removes the second names if it can."""
-        for file in self._links:
+        for file in self.files:
             with contextlib.suppress(OSError):
                 durable.remove(file.path)
 
@@ -333,9 +330,8 @@ def publish_chunks(directory: Path, chunks: Sequence[Filled], now: float, lock: 
         what = f"{taken}: another program has published this chunk; this producer stops, nothing was changed"
         raise ProducerFenced(what, directory=str(directory))
     for chunk, _ in chunks:
-        if chunk.arrays is not None:
-            rename(chunk.arrays.path, directory / arrays_name(chunk.number))
-        rename(chunk.rows.path, directory / chunk_name(chunk.number))
+        for file in chunk.files[::-1]:  # the rows last
+            rename(file.path, directory / file.path.name)
     sync_directory(directory)
     for (chunk, source), target in zip(chunks, targets, strict=True):
         seal = chunk.seal(source, now)

@@ -365,7 +365,7 @@ def read_lengths(stream: Stream, samples: int) -> UInt32Array:
     lengths = np.zeros(samples, np.uint32)
     for chunk, begin in enumerate(range(0, samples, stream.samples_per_chunk)):
         try:
-            part = _tokens(directory, read_seal(directory, chunk))[: samples - begin]
+            part = sealed_tokens(directory, read_seal(directory, chunk))[: samples - begin]
         except FileNotFoundError:
             if chunk >= stream.retired():
                 raise
@@ -375,7 +375,8 @@ def read_lengths(stream: Stream, samples: int) -> UInt32Array:
     return lengths
 
 
-def _tokens(directory: Path, seal: Seal) -> UInt32Array:
+def sealed_tokens(directory: Path, seal: Seal) -> UInt32Array:
+    """Returns the tokens of each row of a chunk. Raises LengthUnknown: they were not measured."""
     if seal.tokens is None:
         raise lengths_missing(directory, seal.chunk)
     return seal.tokens
@@ -393,9 +394,9 @@ class ChunkLengths:
     def of(self, chunk: int) -> UInt32Array:
         """Returns u32 of shape (rows,), waiting until the chunk is published; empty after the end of the stream."""
         if (lengths := self._kept.get(chunk)) is None:
-            first, size = chunk * self._reader.samples_per_chunk, self._reader.samples_per_chunk
-            rows = min(size, self._reader.wait_for(first + size).samples - first)
-            lengths = _tokens(self._reader.directory, self._seal(chunk))[:rows] if rows > 0 else np.zeros(0, np.uint32)
+            reader, size = self._reader, self._reader.samples_per_chunk
+            rows = min(size, reader.wait_for((chunk + 1) * size).samples - chunk * size)
+            lengths = sealed_tokens(reader.directory, self._seal(chunk))[:rows] if rows > 0 else np.zeros(0, np.uint32)
             if len(self._kept) >= 4:
                 self._kept.pop(min(self._kept), None)
             self._kept[chunk] = lengths

@@ -419,11 +419,10 @@ class NodeFile:
 
     def lock(self, slot: int) -> bool:
         """Locks a slot, which is the right to poll for its answer; returns whether it was free."""
-        try:
+        with contextlib.suppress(OSError):
             fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot * SLOT_BYTES)
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
     def unlock(self, slot: int) -> None:
         """Unlocks a slot."""

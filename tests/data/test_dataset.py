@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,13 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     dataset = open_rank(stream_of(tmp_path / "s", 4))
     LazyShardedStream(dataset)
     raised(LengthUnknown, lambda: dataset["lengths"])
+
+
+def test_lengths_of_a_stream_in_place_of_the_one_that_was_opened_are_refused(tmp_path: Path) -> None:
+    dataset = open_rank(stream_of(tmp_path / "s", 4))
+    shutil.rmtree(tmp_path / "s")
+    stream_of(tmp_path / "s", 4)
+    refusal_of(StreamMismatch, "was replaced by", dataset.__getitem__, "lengths")
 
 
 LATER = ["data.blend_state", "data.blended", "data.commits", "data.encode_cache", "data.iterable", "data.loading"]

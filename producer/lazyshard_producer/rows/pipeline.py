@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import orjson
 
+from lazyshard.format.records import QUARANTINE
 from lazyshard.stream.waiting import Watchdog
 from lazyshard_producer.configuration.settings import OPTIONS, SWIFT, Settings
 from lazyshard_producer.errors import SettingInvalid
@@ -22,7 +23,7 @@ from lazyshard_producer.position import RunPosition, decode_position, resume, so
 from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.reader import Batch, Mixer
 from lazyshard_producer.rows.recipe import Maker, Workers
-from lazyshard_producer.rows.refusals import Quarantine, Refusals, warn_of_skipped
+from lazyshard_producer.rows.refusals import Quarantine, Refusals, warn_of_refused
 from lazyshard_producer.rows.sequences import Splitter, Stripes, Units, make_batches
 from lazyshard_producer.sources.source import Context
 
@@ -72,8 +73,7 @@ class Pipeline:
                 assert check_owner is not None
                 quarantine = Quarantine(out, start.quarantine_bytes, check_owner=check_owner)
             refusals = Refusals(policy, settings.max_bad_rows, quarantine, start.refused, start.quarantine_bytes)
-            if policy == "skip":
-                refusals.tell = warn_of_skipped(warn)
+            refusals.tell = warn_of_refused(warn, "skipped" if quarantine is None else f"kept in {QUARANTINE}")
         with contextlib.ExitStack() as stack:
             stack.callback(refusals.close)
             if settings.workers and makers is not None:

@@ -184,14 +184,14 @@ class Refusals:
             self.quarantine.close()
 
 
-def warn_of_skipped(warn: Callable[[str], None]) -> Callable[[RowInvalid, RowOrigin, bytes | None], None]:
-    """Returns a `tell` that warns of the first ten rows, and of the hundredth, thousandth and so on."""
+def warn_of_refused(warn: Callable[[str], None], fate: str) -> Callable[[RowInvalid, RowOrigin, bytes | None], None]:
+    """Returns a `tell` that warns of the first ten rows, and of the hundredth, thousandth and so on, with their fate."""
     numbers = itertools.count(1)
 
     def tell(error: RowInvalid, place: RowOrigin, line: bytes | None) -> None:
         number = next(numbers)
         if number <= 10 or str(number).strip("0") == "1":
-            warn(f"{_describe(error, place)[0]}; the row is skipped (skipped by this run: {number:,})")
+            warn(f"{_describe(error, place)[0]}; the row is {fate} (refused by this run: {number:,})")
 
     return tell
 

@@ -189,7 +189,7 @@ def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path, monkeyp
 
 def test_first_ten_skipped_rows_are_warned_of_and_then_each_power_of_ten() -> None:
     said: list[str] = []
-    tell = refusals.warn_of_skipped(said.append)
+    tell = refusals.warn_of_refused(said.append, "skipped")
     for number in range(1, 1002):
         tell(ERROR, RowOrigin("a.jsonl", number, 10), None)
     assert [int(text.split(":")[1]) for text in said] == [*range(1, 11), 100, 1000]

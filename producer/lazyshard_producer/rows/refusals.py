@@ -185,7 +185,7 @@ class Refusals:
 
 
 def warn_of_refused(warn: Callable[[str], None], fate: str) -> Callable[[RowInvalid, RowOrigin, bytes | None], None]:
-    """Returns a `tell` that warns of the first ten rows, and of the hundredth, thousandth and so on, with their fate."""
+    """Returns a `tell` that warns of the first ten rows, the hundredth, thousandth and so on, with their fate."""
     numbers = itertools.count(1)
 
     def tell(error: RowInvalid, place: RowOrigin, line: bytes | None) -> None:

@@ -40,7 +40,7 @@ PURPOSES: Final = {
     "arrow": "Parquet, Arrow and Hugging Face data sets as sources",
     "objects": "streams in an object store",
     "config": "configurations in YAML",
-    "plots": "pictures of lazyshard watch",
+    "plots": "pictures of lazyshard watch and inspect",
     "ray": "a stream as the sink of Ray Data",
     "torchdata": "a stream as a source of torchdata.nodes",
     "megatron": "lazyshard export",

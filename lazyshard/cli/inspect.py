@@ -6,12 +6,13 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from rich.console import Console
 from rich.highlighter import JSONHighlighter
+from rich.text import Text
 from typer import Argument, Option
 
 from lazyshard.cli import exits, output
@@ -19,6 +20,7 @@ from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard.inspection import inspection
 from lazyshard.inspection.row_facts import Lengths
 from lazyshard.inspection.survey import tolerate
+from lazyshard.inspection.thumbnails import images_in, thumbnail
 from lazyshard.stream.cursor import list_consumers
 from lazyshard.stream.stream import Stream, open_now
 
@@ -43,7 +45,7 @@ def command(
 
     Without N or --chunk: the overview. Lengths are taken from the seals, so only the first rows are read; in a stream
     of many chunks, evenly spaced chunks are examined. It ends with advice on chunk size, lengths and shuffling. With N:
-    that sample.
+    that sample; on a terminal with colours with thumbnails of its images, for which Pillow is needed.
 
     Changes nothing and does not wait: for a stream that is still being written it shows the published part.
 
@@ -74,8 +76,10 @@ def command(
         lines = _overview_page(directory, samples_per_chunk, every, as_json)
     console, colour = Console(), JSONHighlighter()
     for line in lines:
+        if isinstance(line, bytes):
+            show_image(console, line)
         # A program may read the output of --json through a terminal, too: `ssh -t`, FORCE_COLOR.
-        if console.is_terminal and not as_json:
+        elif console.is_terminal and not as_json:
             console.print(colour(output.one_line(line)), soft_wrap=True)
         else:
             output.say(line)
@@ -99,7 +103,7 @@ def _overview_page(directory: Path, samples_per_chunk: int | None, every: bool, 
     yield from _titled("what to change", [line for one in advice for line in (f"  {one.text}", f"    {one.setting}")])
 
 
-def _chunk_page(stream: Stream, number: int, rows: int, full: bool, as_json: bool) -> Iterator[str]:
+def _chunk_page(stream: Stream, number: int, rows: int, full: bool, as_json: bool) -> Iterator[str | bytes]:
     chunks = stream.published().chunks
     output.refuse_if(number >= chunks, "--chunk", f"no chunk {number}: {_published(chunks, 'chunk')}")
     with _deletion_reported(stream, number):
@@ -115,7 +119,7 @@ def _chunk_page(stream: Stream, number: int, rows: int, full: bool, as_json: boo
             yield from ("", *_row_lines(row, full))
 
 
-def _row_page(stream: Stream, sample: int, rows: int, full: bool, as_json: bool) -> Iterator[str]:
+def _row_page(stream: Stream, sample: int, rows: int, full: bool, as_json: bool) -> Iterator[str | bytes]:
     samples = stream.published().samples
     output.refuse_if(sample >= samples, "N", f"no sample {sample}: {_published(samples, 'sample')}")
     found = _rows_from(stream, sample, min(sample + rows, samples))
@@ -155,12 +159,31 @@ def _deletion_reported(stream: Stream, number: int) -> Iterator[None]:
         raise ChunkMissing(f"{error.filename}: chunk {number} {why}", **place) from error
 
 
-def _row_lines(row: inspection.ShownRow, full: bool) -> Iterator[str]:
+def _row_lines(row: inspection.ShownRow, full: bool) -> Iterator[str | bytes]:
+    """Yields a row as text, then its images."""
     arrays = "" if row.arrays is None else f" and {output.count(row.arrays, 'byte')} of arrays"
     tokens = "" if row.tokens is None else f", {output.count(row.tokens, 'token')}"
     where = f"sample {row.sample:,}: chunk {row.chunk:,}, row {row.row:,} (byte {row.byte:,})"
     yield f"{where}, {output.count(len(row.line), 'byte')}{arrays}{tokens}"
     yield from output.pretty(row.value, row.line, full=full)
+    yield from images_in(row.value)
+
+
+def show_image(console: Console, data: bytes) -> None:
+    """Prints a thumbnail, or why there is none; nothing where colours or half blocks cannot be shown."""
+    if console.color_system is None or console.no_color or console.options.ascii_only:
+        return
+    made = thumbnail(data, min(48, console.width))
+    lines = [Text(output.one_line(made))] if isinstance(made, str) else half_blocks(made.tobytes(), made.width)
+    console.print("", *lines, sep="\n", soft_wrap=True)
+
+
+def half_blocks(pixels: bytes, width: int) -> Iterator[Text]:
+    """Yields the lines of an image of 3 bytes per pixel: each character shows a pixel and the one below it."""
+    colours = [f"#{pixel}" for pixel in pixels.hex(" ", 3).split()]
+    rows = [colours[at : at + width] for at in range(0, len(colours), width)]
+    for upper, lower in zip_longest(rows[::2], rows[1::2], fillvalue=["default"] * width):
+        yield Text.assemble(*(("▀", f"{one} on {other}") for one, other in zip(upper, lower, strict=True)))
 
 
 def _titled(title: str, lines: Sequence[str]) -> list[str]:
@@ -235,13 +258,9 @@ def _overview_values(found: inspection.Overview, advice: Sequence[inspection.Adv
 
 def _chunk_values(shown: inspection.ShownChunk) -> dict[str, Any]:
     lengths = Lengths(shown.lengths)
-    values = {
-        "file": str(shown.file),
-        "chunk": shown.number,
-        "first_sample": shown.first,
-        "samples": len(shown.lengths),
-    }
-    values |= {"bytes": lengths.total} | ({} if shown.arrays is None else {"arrays_bytes": shown.arrays})
+    values: dict[str, Any] = {"file": str(shown.file), "chunk": shown.number, "first_sample": shown.first}
+    values |= {"samples": len(shown.lengths), "bytes": lengths.total}
+    values |= {} if shown.arrays is None else {"arrays_bytes": shown.arrays}
     values |= {"sealed_at": shown.seal and shown.seal.sealed_at, "source": shown.seal and shown.seal.source}
     return values | _lengths(lengths, Lengths(shown.tokens))
 

@@ -17,6 +17,7 @@ def command(
     port: Annotated[int, Option(metavar="PORT", min=0, max=65535, help="TCP port; 0 for any free one.")] = 8642,
     host: Annotated[str, Option(metavar="ADDRESS", help="To listen on; readable by all who reach it.")] = "127.0.0.1",
     interval: Annotated[float, Option(metavar="SECONDS", min=0.5, help="Time between refreshes.")] = INTERVAL_S,
+    sample: Annotated[bool, Option("--sample", help="Also show the newest sample, with thumbnails.")] = False,
     save: Annotated[str | None, Option(metavar="FILE", help="Write the page to this file; serve nothing.")] = None,
 ) -> int:
     r"""Serves a web page that shows a stream while it is produced and trained.
@@ -44,7 +45,7 @@ def command(
         130  Ctrl-C, which ends the server
 
     The page reports problems of the stream, and the server continues. It can be started before the stream exists.
-    Charts need matplotlib: pip install 'lazyshard\[plots]'; without it the page has tables instead.
+    Charts need matplotlib, thumbnails Pillow: pip install 'lazyshard\[plots]'; without it the page has tables instead.
     """
     directory = output.find_stream(stream, may_appear=save is None)
     output.refuse_if(not host, "--host", "expected an address such as 127.0.0.1 or 0.0.0.0")
@@ -59,4 +60,4 @@ def command(
     except ModuleNotFoundError as cause:
         missing = (cause.name or "").partition(".")[0].replace("_", "-")
         raise ImportError(f"watch needs {missing}, which is not installed: pip install 'lazyshard[cli]'") from cause
-    return serve_page(directory, interval, host, port) if save is None else save_page(directory, save)
+    return serve_page(directory, interval, host, port, sample) if save is None else save_page(directory, save, sample)

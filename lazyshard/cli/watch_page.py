@@ -1,7 +1,7 @@
 """The page of `lazyshard watch`: the values of `/status.json`, the facts of `lazyshard status`, and the history.
 
 Data of the stream is only inserted as text: Jinja2 escapes it, and invisible characters and those that change the
-direction of writing are shown as escapes.
+direction of writing are shown as escapes. Images are inserted as new ones with the same pixels.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from lazyshard import __version__
-from lazyshard.cli.output import chunk_range, count, duration, moment, one_line, per_second, size
+from lazyshard.cli.output import chunk_range, count, duration, moment, one_line, per_second, pretty, size
 from lazyshard.cli.status import consumer_facts, producer_facts, rate_words, told_words
 from lazyshard.cli.status_writers import by_urgency, producer_label
-from lazyshard.inspection.inspection import At, History, rates
+from lazyshard.errors import LazyShardError
+from lazyshard.inspection.inspection import At, History, Overview, rates, read_rows
 from lazyshard.inspection.outlook import Outlook, make_band
 from lazyshard.inspection.row_facts import Lengths
+from lazyshard.inspection.thumbnails import images_in, thumbnail
+from lazyshard.stream.stream import open_now
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,12 +44,20 @@ Values = dict[str, Any]
 Part = Literal["whole", "now", "history"]
 
 
+class Sample(NamedTuple):
+    """The newest sample as the page shows it."""
+
+    lines: list[str]  # its text, or why it cannot be read
+    images: list[str]  # data URLs, or why there is no thumbnail
+
+
 class Shown(NamedTuple):
     """A stream's history as the page shows it; `version` changes with it."""
 
     history: History
     pictures: dict[str, str] | None  # data URLs by name; None if matplotlib is not installed
     version: int
+    sample: Sample | None = None
 
 
 def _read(name: str) -> str:
@@ -140,6 +151,25 @@ def draw(history: History) -> dict[str, str] | None:
             figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
             pictures[name] = f"data:image/svg+xml;base64,{base64.b64encode(drawn.getvalue()).decode()}"
     return pictures
+
+
+def newest_sample(found: Overview | None) -> Sample | None:
+    """Reads the last sample that was published when the overview was made; None if there is none."""
+    if found is None or not found.samples:
+        return None
+    try:
+        [row] = read_rows(open_now(found.directory), *divmod(found.published.samples - 1, found.samples_per_chunk), 1)
+    except (LazyShardError, OSError) as error:
+        return Sample([str(error)], [])
+    return Sample(pretty(row.value, row.line, full=False), [_image(data) for data in images_in(row.value)])
+
+
+def _image(data: bytes) -> str:
+    made, file = thumbnail(data, 160), io.BytesIO()
+    if isinstance(made, str):
+        return made
+    made.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _figures(history: History) -> Iterator[tuple[str, Figure]]:

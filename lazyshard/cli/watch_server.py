@@ -40,7 +40,7 @@ from prometheus_client.core import GaugeMetricFamily
 from lazyshard.cli import exits, output
 from lazyshard.cli.status import status_values
 from lazyshard.cli.status_writers import by_urgency
-from lazyshard.cli.watch_page import BEGINNING, POLICY, Part, Shown, draw, render
+from lazyshard.cli.watch_page import BEGINNING, POLICY, Part, Shown, draw, newest_sample, render
 from lazyshard.errors import ConfigInvalid, LazyShardError, StreamMissing
 from lazyshard.inspection.inspection import take_history
 from lazyshard.inspection.outlook import Looks, Outlook
@@ -278,14 +278,15 @@ def stream_looks(stream: Path, interval: float) -> SharedLooks[Outlook]:
     return SharedLooks(lambda last: looks.add(take_survey(stream, time.time(), looks.lost)), interval)
 
 
-def history_looks(stream: Path, interval: float) -> SharedLooks[Shown]:
-    """Returns shared refreshes of a stream's history, with charts."""
+def history_looks(stream: Path, interval: float, sample: bool = False) -> SharedLooks[Shown]:
+    """Returns shared refreshes of a stream's history, with charts, and of its newest sample if `sample`."""
 
     def look(last: Shown | None) -> Shown:
         history = take_history(stream, None if last is None else last.history)
         if last is not None and history == last.history:
             return last
-        return Shown(history, draw(history), 1 if last is None else last.version + 1)
+        newest = newest_sample(history.found if sample else None)
+        return Shown(history, draw(history), 1 if last is None else last.version + 1, newest)
 
     # Less often than the state, as it reads about 200 seals
     return SharedLooks(look, max(20.0, 10 * interval))
@@ -311,7 +312,7 @@ def page_answers(
     return {"/": part("whole", POLICY), "/now": part("now"), "/history": part("history"), "/status.json": status}
 
 
-def save_page(stream: Path, save: str) -> int:
+def save_page(stream: Path, save: str, sample: bool) -> int:
     """Writes the page atomically. Raises ConfigInvalid if the file exists and is not such a page."""
     # Replaces the target of a symbolic link, not the link.
     target, beginning = Path(os.path.realpath(save)), BEGINNING.encode()
@@ -321,7 +322,8 @@ def save_page(stream: Path, save: str) -> int:
     now = time.time()
     outlook, history = Looks().add(take_survey(stream, now)), take_history(stream)
     values = watch_values(stream, 0.0, LastLook(outlook, answered_at=now), now)
-    made = render("whole", values, outlook, Shown(history, draw(history), 1), live=False)
+    shown = Shown(history, draw(history), 1, newest_sample(history.found) if sample else None)
+    made = render("whole", values, outlook, shown, live=False)
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}")
     try:
         publish_bytes(made, target, temporary)
@@ -331,9 +333,10 @@ def save_page(stream: Path, save: str) -> int:
     return exits.DONE
 
 
-def serve_page(stream: Path, interval: float, host: str, port: int) -> NoReturn:
+def serve_page(stream: Path, interval: float, host: str, port: int, sample: bool) -> NoReturn:
     """Serves page and metrics until Ctrl-C, which ends the process. Raises BadParameter if it cannot listen."""
-    looks, past, outside = stream_looks(stream, interval), history_looks(stream, interval), not is_loopback(host)
+    looks, past = stream_looks(stream, interval), history_looks(stream, interval, sample)
+    outside = not is_loopback(host)
 
     def told() -> tuple[dict[str, Any], Outlook | None]:
         facts = looks.facts()
@@ -357,7 +360,7 @@ def serve_page(stream: Path, interval: float, host: str, port: int) -> NoReturn:
         threading.Thread(target=server.serve_forever, name="lazyshard-watch-server", daemon=True).start()
         output.say(f"{server.url} shows {stream}; Ctrl-C to quit")
         if outside:
-            names = "why rows were refused, and the names of consumers, sources and machines"
+            names = "why rows were refused, names of consumers, sources and machines, with --sample the newest sample"
             output.explain(f"everyone who can reach {host} can read {names}. Nothing is authenticated or encrypted")
         # Background jobs of a script ignore SIGINT and must outlive the script.
         while signal.getsignal(signal.sigwait({signal.SIGINT})) is signal.SIG_IGN:

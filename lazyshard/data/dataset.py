@@ -18,7 +18,7 @@ from lazyshard.data.run_state import Ranges, RunStates, StateDicts, epoch_of
 from lazyshard.data.samples import BadRowCount, LateRow, SampleMaker
 from lazyshard.data.settings import BadRows, EncodeCache, EncodeFn, Order, RowSteps, RunOrder, Step, check_group
 from lazyshard.format.state import RunState
-from lazyshard.part import Array, Part, UInt32Array
+from lazyshard.part import Array, Part, SplitOf, UInt32Array
 from lazyshard.plan.course import Course, Draw
 from lazyshard.plan.deal import Gaps
 from lazyshard.store.files import stream_path
@@ -157,13 +157,20 @@ class LazyShardedDataset(Indexed[IndexSpace]):
         if self._newest is None:
             rank, self._since = self._rank or resolve_rank(), time.time()
             self._settle_unit(rank)
-            self.reader.share = order.share(self._states.unit or 0, self.samples_per_chunk, rank.dp_size)
+            self.reader.share = self._share(order.gaps.split, rank.dp_size)
             known = order.known_total(self.reader.refresh())
             total = order.max_total_samples if known is None else known
         else:
             rank, total = self._newest[1].rank, self._newest[1].total
         course = course_of(self._states.of(epoch, rank.dp_size))
         return IndexSpace(order, rank, course, total, self._hints(rank, course), shared)
+
+    def _share(self, split: SplitOf | None, dp: int) -> float:
+        """Returns which share of a chunk's rows the processes of this node read, about."""
+        share = 1.0 if split is None else split.shares[split.number] / sum(split.shares)
+        if (self._states.unit or 0) < self.samples_per_chunk:
+            share *= min(dp, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) / dp
+        return share
 
     def _hints(self, rank: Rank, course: Course) -> ReadingHints | None:
         rank = self._sequence_ranks or rank

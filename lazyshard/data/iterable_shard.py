@@ -16,7 +16,7 @@ from torch import Generator
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lazyshard.data.samples import FILL_ROWS, BadRowCount
-from lazyshard.data.settings import BadRows, as_number
+from lazyshard.data.settings import BadRows, check_given
 from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
 
 __all__ = ["StreamingShard", "streaming_shard"]
@@ -48,10 +48,10 @@ class Sharding:
     strided: bool = False
 
     def __post_init__(self) -> None:
-        as_number("num_shards", self.shards, 1)
+        check_given("num_shards", self.shards, 1)
         if not 0 <= self.index < self.shards:
             raise ValueError(f"index must be in [0, {self.shards}), got {self.index}")
-        as_number("batch_size", self.batch_size, 1)
+        check_given("batch_size", self.batch_size, 1)
         if self.split_batches and self.batch_size % self.shards:
             why = "with split_batches, batch_size must be a multiple of num_shards"
             raise ValueError(f"{why}, got {self.batch_size} for {self.shards}")

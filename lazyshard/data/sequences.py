@@ -15,7 +15,7 @@ from lazyshard.data.rank import WORKERS_READ, Rank, SharedNumbers, Stats, carryi
 from lazyshard.data.run_state import EpochPosition, Ranges, StateDicts, Worker, begun_part, ranges, ranges_of
 from lazyshard.data.samples import BadRowCount
 from lazyshard.data.sequence_forms import DatasetRows, SequenceMaker, TooLong, check_beginning, enter_rows, row_too_long
-from lazyshard.data.settings import BadRows, EncodeFn, Step, as_number, check_choice, check_group
+from lazyshard.data.settings import BadRows, EncodeFn, Step, check_choice, check_given, check_group
 from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState
 from lazyshard.part import Part
@@ -113,11 +113,12 @@ class LazyShardedSequences(RankIterable):
             raise TypeError(f"form must be Pack(SIZE), Split(SIZE) or Pad(SIZE), got {form!r:.100}")
         check_choice("at_end", at_end, AtEnd)
         check_choice("too_long", too_long, TooLong)
-        self._at_end, self._too_long, self._size = at_end, too_long, as_number("batch_size", batch_size, 1)
-        self._seed = None if seed is None else as_number("seed", seed, 0)
-        window, micro = None if window is None else as_number("window", window, 1), micro_batches_per_step
+        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("window", window, 1)):
+            check_given(name, value, least)
+        check_given("micro_batches_per_step", micro_batches_per_step, 1)
+        self._at_end, self._too_long, self._size, self._seed = at_end, too_long, batch_size, seed
         # Positions of each rank per optimiser step; 0 if unknown.
-        self._each = 0 if micro is None else self._size * as_number("micro_batches_per_step", micro, 1)
+        self._each = batch_size * (micro_batches_per_step or 0)
         self._bad = BadRowCount(bad_rows, instead="it is left out")
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         if isinstance(directory, (LazyShardedDataset, BlendedDataset)):

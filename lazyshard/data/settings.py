@@ -10,7 +10,6 @@ import contextlib
 import functools
 import inspect
 import multiprocessing.context
-import operator
 import os
 import sys
 import types
@@ -80,7 +79,7 @@ class Order:
         check_choice("layout", self.layout, LayoutName)
         named_unit(self.unit, 1, 1)
         check_field("shuffle_window", self.shuffle_window, 0)
-        _check_given("micro_batches_per_step", self.micro_batches_per_step, 1)
+        check_given("micro_batches_per_step", self.micro_batches_per_step, 1)
         self.rules(1, 1)
 
     @property
@@ -112,7 +111,7 @@ class BadRows:
 
     def __post_init__(self) -> None:
         check_choice("action of bad rows", self.action, BadRowAction)
-        _check_given("limit of bad rows", self.limit, 0)
+        check_given("limit of bad rows", self.limit, 0)
 
 
 @dataclass(frozen=True)
@@ -167,14 +166,8 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
-def as_number(name: str, value: int, least: int) -> int:
-    """Returns a number, of any integer type, as an int. Raises ValueError: it is below `least`; TypeError."""
-    if (number := operator.index(value)) < least:
-        raise ValueError(f"{name} must be {least} or more, got {number}")
-    return number
-
-
-def _check_given(name: str, value: object, low: int, stop: int | None = None) -> None:
+def check_given(name: str, value: object, low: int, stop: int | None = None) -> None:
+    """Checks a setting as `check_field`, unless it is None."""
     if value is not None:
         check_field(name, value, low, stop)
 
@@ -196,20 +189,14 @@ class RunOrder(Order):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_field("batch_size", self.batch_size, 1)
-        _check_given("max_total_samples", self.max_total_samples, 1)
+        check_given("max_total_samples", self.max_total_samples, 1)
         # `len` returns at most sys.maxsize.
-        _check_given("num_samples", self.num_samples, 1, sys.maxsize + 1)
+        check_given("num_samples", self.num_samples, 1, sys.maxsize + 1)
 
     @property
     def draws_per_step(self) -> int:
         """Positions of each rank per optimiser step; 0 if unknown."""
         return self.batch_size * (self.micro_batches_per_step or 0)
-
-    def share(self, unit: int, samples_per_chunk: int, dp: int) -> float:
-        """Returns which share of a chunk's rows the processes of this node read, about."""
-        split, local = self.gaps.split, min(dp, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-        of_split = 1.0 if split is None else split.shares[split.number] / sum(split.shares)
-        return of_split if unit >= samples_per_chunk else of_split * local / dp
 
     def in_blend(self) -> RunOrder:
         """Returns the order for a stream of a blend, which draws single samples, without an end, in the same order."""

@@ -25,7 +25,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -95,7 +95,14 @@ class Mirror:
         FileNotFoundError: an object is missing (yet). ChunkCorrupt, StreamMismatch, AccessRefused, StoreUnavailable.
         """
         self._whole = share > MOST_SHARE
-        found = self._get(chunk, ahead=False)
+        try:
+            found = self._get(chunk, ahead=False)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            what = f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set"
+            way = f"{BYTES_VARIABLE}, or {files.FOLDER_VARIABLE} to a folder on another disk"
+            raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
         assert found is not None
         self._recent.append(chunk)
         self._queue = guess_next(self._recent, self._ahead)
@@ -177,7 +184,7 @@ class Mirror:
             if sum(one.size for _, one in self._objects(seal)) + sealed == size:
                 if holes and self._whole:
                     # If the object was deleted meanwhile, reading what is missing tells it.
-                    with self._telling_of_space(chunk), contextlib.suppress(FileNotFoundError):
+                    with contextlib.suppress(FileNotFoundError):
                         if _download(file.fd, seal.size, *self._objects(seal)[1]):
                             write_all(file.fd, sealed.to_bytes(8, "little"), size)
                 if read:
@@ -199,40 +206,28 @@ class Mirror:
         opened = OpenFile(os.dup(file.fd), data[0], seal.size)
         return seal, opened, _Arrays(os.dup(file.fd), side[0][0], side[0][1].size, seal.size) if side else None
 
-    @contextlib.contextmanager
-    def _telling_of_space(self, chunk: int) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            what = f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set"
-            way = f"{BYTES_VARIABLE}, or {files.FOLDER_VARIABLE} to a folder on another disk"
-            raise OSError(errno.ENOSPC, f"{what} {way}", str(self.folder)) from error
-
     def _fill(self, file: OpenFile, part: Path, chunk: int, *, ahead: bool) -> _Copy | None:
         """Fetches a chunk into its locked part and renames it; None: no room, or it does not match its seal."""
         with contextlib.ExitStack() as undo:
             # The file stays open as long as an error refers to it, so free its space.
             undo.callback(os.ftruncate, file.fd, 0)
             undo.callback(remove, part)
-            with self._telling_of_space(chunk):
-                seal, sealed = self._seal(chunk)
-                objects, side = self._objects(seal), seal.arrays
-                holes = side is not None and not self._whole and side.size >= RANGED_BYTES * seal.samples
-                end = sealed + (len(sealed) | _HOLES * holes).to_bytes(8, "little")
-                size = sum(one.size for _, one in objects)
-                if not all(_may_be(*one) for one in objects):
-                    return None
-                if not reserve(self.folder.parent, file.fd, size + len(end), self._most, ahead=ahead):
-                    return None
-                begins = (0,) if holes else (0, seal.size)
-                whole = all(_download(file.fd, begin, *one) for begin, one in zip(begins, objects, strict=False))
-                # After the fetch: a recreated stream writes its manifest before its chunks.
-                self._check_identity()
-                if not whole:
-                    return None
-                write_all(file.fd, end, size)
+            seal, sealed = self._seal(chunk)
+            objects, side = self._objects(seal), seal.arrays
+            holes = side is not None and not self._whole and side.size >= RANGED_BYTES * seal.samples
+            end = sealed + (len(sealed) | _HOLES * holes).to_bytes(8, "little")
+            size = sum(one.size for _, one in objects)
+            if not all(_may_be(*one) for one in objects):
+                return None
+            if not reserve(self.folder.parent, file.fd, size + len(end), self._most, ahead=ahead):
+                return None
+            begins = (0,) if holes else (0, seal.size)
+            whole = all(_download(file.fd, begin, *one) for begin, one in zip(begins, objects, strict=False))
+            # After the fetch: a recreated stream writes its manifest before its chunks.
+            self._check_identity()
+            if not whole:
+                return None
+            write_all(file.fd, end, size)
             note_use(file.fd, read=not ahead)
             # From here on other processes may read it.
             undo.pop_all()

@@ -1,5 +1,6 @@
 """`lazyshard inspect`, also of arrays; what it reads: tests/inspection/test_inspection."""
 
+import io
 import json
 import os
 import re
@@ -9,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from rich.console import Console
 
 from lazyshard import BFLOAT16, ChunkWriter
+from lazyshard.cli.inspect import half_blocks, show_image
 from lazyshard.inspection import inspection
 from lazyshard.stream.listing import retire
 from lazyshard_producer.cli import main as produce
@@ -251,3 +255,27 @@ def test_inspected_bytes_tell_their_type_and_number(tmp_path: Path) -> None:
     assert "array of image/gif\n" in "\n".join(inspect(tmp_path / "stream"))
     [row] = values(tmp_path / "stream", 0)["rows"]
     assert row["value"] == {"images": [{"$bytes": [6, 0, "image/gif"]}], "rest": {"$bytes": [1, 8, None]}}
+
+
+def test_terminals_with_colours_show_images_in_half_blocks(tmp_path: Path) -> None:
+    image, file, large = Image.new("RGB", (2, 3), "white"), io.BytesIO(), io.BytesIO()
+    for x, y, colour in ((0, 0, "red"), (1, 0, "lime"), (0, 1, "blue"), (0, 2, "black")):
+        image.paste(colour, (x, y, x + 1, y + 1))
+    image.save(file, "PNG")
+    Image.new("RGB", (600, 700)).save(large, "JPEG")
+    with ChunkWriter(tmp_path, 3, arrays=True) as writer:
+        for blobs in ([file.getvalue()], [b"GIF89a", b"<svg>"], [large.getvalue()]):
+            writer.write({"images": blobs})
+    drawn = ["", "\x1b[31;44m▀\x1b[0m\x1b[32;107m▀\x1b[0m", "\x1b[30;49m▀\x1b[0m\x1b[97;49m▀\x1b[0m", ""]
+    assert on_terminal("inspect", tmp_path, 0)[1].split("\r\n")[-4:] == drawn
+    shown = on_terminal("inspect", tmp_path, "--chunk", 0, "--rows", 2)[1].split("\r\n")
+    assert shown[-2].startswith("no thumbnail, the image is damaged: ") and "thumbnail" not in shown[-3]
+    assert [line.count("▀") for line in on_terminal("inspect", tmp_path, 2)[1].split("\r\n")[-25:]] == [41] * 24 + [0]
+    assert "▀" not in "".join([*inspect(tmp_path, 0), on_terminal("inspect", tmp_path, 0, "--json")[1]])
+    for encoding, plain, silent in (("utf-8", False, False), ("utf-8", True, True), ("ascii", False, True)):
+        out = io.TextIOWrapper(io.BytesIO(), encoding)
+        console = Console(file=out, force_terminal=True, color_system="truecolor", no_color=plain)
+        show_image(console, file.getvalue())
+        assert (out.tell() == 0) == silent
+    [line] = half_blocks(bytes([255, 0, 0, 0, 9, 255]), 1)
+    assert line.markup == "[#ff0000 on #0009ff]▀[/#ff0000 on #0009ff]"

@@ -315,6 +315,19 @@ def test_history_that_has_not_changed_is_not_drawn_again(stream: Path, monkeypat
     assert (looks._look(first), len(drawn)) == (first, 1)
 
 
+def test_newest_sample_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_server, "draw", lambda history: {})
+    looks = history_looks(produce(tmp_path, 2, end=False), 0.001, True)
+    first = looks._look(None)
+    (tmp_path / "quarantine.jsonl").write_text("{}\n")
+    second = looks._look(first)
+    assert second.version == 2 and second.sample is first.sample is not None
+    produce(tmp_path, 4)
+    third = looks._look(second).sample
+    assert third is not None and '  "id": 3' in third.lines
+    assert history_looks(tmp_path, 0.001)._look(None).sample is None
+
+
 @pytest.mark.parametrize(("module", "package"), [("prometheus_client.core", "prometheus-client"), ("jinja2", "jinja2")])
 def test_missing_extra(module: str, package: str, stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)

@@ -1,6 +1,8 @@
 """The page of `lazyshard watch` in a real browser, and as a file: what it shows, and that nobody's names run in it."""
 
+import base64
 import html
+import io
 import json
 import math
 import os
@@ -19,6 +21,7 @@ from typing import Any, Final
 
 import pytest
 from matplotlib.image import imread
+from PIL import Image, PngImagePlugin
 
 from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
@@ -33,6 +36,7 @@ from lazyshard.inspection.survey import DiskUse, Lines
 from lazyshard.part import Part
 from lazyshard.stream.cursor import write_cursor, write_reading
 from tests.cli.commands import HEAD, NOW, blended, consumer, contents, outlook, survey, told
+from tests.stream.damage import flip
 from tests.stream.streams import foreign, produce
 
 pytestmark = pytest.mark.timeout(300)
@@ -367,3 +371,34 @@ def test_it_is_shown_whole_nothing_in_it_is_run_and_nothing_is_wider_than_a_phon
     frame.write_text(text, "utf-8")
     width = 500  # the narrowest window that the browser makes
     assert f"<title>{width} of {width}</title>" in open_page(frame.as_uri(), width=width)[0]
+
+
+def test_the_newest_sample_is_shown_if_asked_for_as_text_and_as_new_images(tmp_path: Path) -> None:
+    stream, target, file, text = tmp_path / "s", tmp_path / "page.html", io.BytesIO(), PngImagePlugin.PngInfo()
+    text.add_text("note", HOSTILE_ROW)
+    Image.new("RGB", (640, 480), (0, 128, 255)).save(file, "PNG", pnginfo=text)
+    svg = f"<svg>{HOSTILE_ROW}</svg>".encode()
+    blobs = {"image": file.getvalue(), "svg": svg, "cut": b"\x89PNG\r\n\x1a\n" + svg, "gif": b"GIF89a"}
+    with ChunkWriter(stream, 2, arrays=True) as writer:
+        for number in range(4):
+            writer.write({"id": number, "text": HOSTILE_ROW, "a": [*range(100, 119)], "b": [*range(200, 219)], **blobs})
+    assert main(["watch", str(stream), "--save", str(target)]) == 0
+    assert "Newest sample" not in target.read_text("utf-8")
+    assert main(["watch", str(stream), "--save", str(target), "--sample"]) == 0
+    page = target.read_text("utf-8")
+    assert "Newest sample: 3 " in shown(page) and "\n  &#34;id&#34;: 3,\n" in page
+    assert "<script" not in page and "&lt;script&gt;document.title" in page
+    (image,) = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
+    made = Image.open(io.BytesIO(base64.b64decode(image)))
+    assert (made.size, made.mode, made.info, made.getpixel((0, 0))) == ((160, 120), "RGB", {}, (0, 128, 255))
+    assert page.count("no thumbnail, the image is damaged: ") == 2
+    # Of the text there are the first 40 lines.
+    assert "    213,\n    214,\n...</pre>" in page
+    document, console = open_page(target.as_uri())
+    assert console == [] and "<title>ended" in document
+
+
+def test_a_newest_sample_that_cannot_be_read_is_told_in_words(tmp_path: Path) -> None:
+    flip("chunk_00001.jsonl", 12)(produce(tmp_path / "s", 4))
+    assert main(["watch", str(tmp_path / "s"), "--save", str(tmp_path / "page.html"), "--sample"]) == 0
+    assert "chunk_00001.jsonl: row 1 (byte 9): expected XXH3" in shown((tmp_path / "page.html").read_text("utf-8"))

@@ -285,7 +285,7 @@ _FOLLOWS_FROM: Final = {
     "idle_seconds": "finished_by",
     **{option.name: option.needs for option in OPTIONS if option.needs},
 }
-"""For each option, the option that, if it could not be read, may be the only reason why this one seems wrong."""
+"""For each option, the options that, if one could not be read, may be the only reason why this one seems wrong."""
 
 _ABOUT: Final = {"resume": ("standard input and pipes", is_pipe), "indexed_rows": ("Megatron's .idx files", is_indexed)}
 """Source options that are not for followed directories: the kind of source, and a function that detects its paths."""
@@ -344,7 +344,7 @@ class _Assembly:
 
     def _add(self, text: str, name: str, source: int | None = None) -> None:
         """Adds a problem unless it may follow from another, under the user's name; once for all files of a pattern."""
-        if self._unread.isdisjoint({(source, name), (source, _FOLLOWS_FROM.get(name, name))}):
+        if self._unread.isdisjoint((source, one) for one in (name, *_FOLLOWS_FROM.get(name, "").split())):
             if source is not None:
                 self._unread.add((source, name))
             given = self._from(name) if source is None else self._given

@@ -29,7 +29,7 @@ def rows_of(path: str) -> Iterator[Row]:
     orjson = importlib.import_module("orjson")
     with open(path, "rb", buffering=1 << 20) as file:
         rows = map(orjson.loads, file)
-        yield from map(_with_bytes, rows) if Path(path).parent.name == "media" else rows
+        yield from map(_with_bytes, rows) if Path(path).parent.name.startswith("media") else rows
 
 
 def _with_bytes(row: Row) -> Row:
@@ -101,7 +101,7 @@ def write_arrow(files: Sequence[str], out: str, shard_bytes: int) -> None:
     """The JSON reader of `datasets`, or rows with bytes, saved as Arrow files, as many as there are chunks."""
     package = importlib.import_module("datasets")
     package.disable_progress_bars()
-    if Path(files[0]).parent.name == "media":
+    if Path(files[0]).parent.name.startswith("media"):
         dataset = package.Dataset.from_generator(all_rows, gen_kwargs={"files": list(files)}, cache_dir=f"{out}.cache")
     else:
         dataset = package.load_dataset("json", data_files=list(files), cache_dir=f"{out}.cache", split="train")

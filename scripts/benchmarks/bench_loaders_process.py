@@ -112,13 +112,15 @@ def lazyshard(settings: Settings, late: bool = True) -> tuple[Opened, bool]:
     """
     ours = importlib.import_module("lazyshard")  # its packages are not in the environments of others
     loader_of = importlib.import_module("torch.utils.data").DataLoader
+    # It imports its modules when it is first asked for: imports are not counted.
+    dataset_of = ours.LazyShardedDataset
     order, batched = settings.order, settings.in_workers or settings.shuffled
 
     def opened() -> Iterable[Any]:
         window = WINDOW_CHUNKS if settings.shuffled else 0
         encode = ours.LateRow if late else decode if settings.case.endswith("decoding") else None
         options = {"batch_size": BATCH, "dp_rank": 0, "dp_size": 1, "encode_fn": encode}
-        dataset = ours.LazyShardedDataset(settings.data, order=ours.Order(shuffle_window=window), **options)
+        dataset = dataset_of(settings.data, order=ours.Order(shuffle_window=window), **options)
         if settings.in_workers:
             indices = dataset.rank_indices
             found: Iterable[Any] = loader_of(dataset, BATCH, sampler=indices, num_workers=WORKERS, collate_fn=list)
@@ -210,13 +212,19 @@ def mosaicml(settings: Settings) -> tuple[Opened, bool]:
     return opened, settings.in_workers
 
 
+def _with_bytes(row: Row) -> Row:
+    # A memoryview of a shard, which does not cross to another process.
+    return row | {"media": bytes(row["media"])} if "media" in row else row
+
+
 def litdata(settings: Settings) -> tuple[Opened, bool]:
     """`StreamingDataset`, by itself or in its StreamingDataLoader."""
     package = importlib.import_module("litdata")
     order = settings.order
 
     def opened() -> Iterable[Any]:
-        dataset = package.StreamingDataset(settings.native, shuffle=settings.shuffled, drop_last=False)
+        options = {"shuffle": settings.shuffled, "drop_last": False, "transform": _with_bytes}
+        dataset = package.StreamingDataset(settings.native, **options)
         if settings.in_workers:
             dataset = package.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, collate_fn=list)
         found: Iterable[Any] = dataset

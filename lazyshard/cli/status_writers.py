@@ -22,7 +22,7 @@ def writers_values(outlook: Outlook) -> dict[str, Any]:
         "host": sequencer.host,
         "pid": sequencer.pid,
         "process_is_gone": outlook.survey.sequencer_gone,
-        "stopped": sequencer.stopped,
+        "stopped": sequencer.stopped or outlook.survey.census.ended,
         "sign_age_s": max(0.0, outlook.survey.looked_at - sequencer.updated_at),
     }
     return {"sequencer": told, "writers": [one._asdict() for one in outlook.survey.writers]}

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 MOST_IMAGES: Final = 4  # of a row
 MOST_BYTES: Final = 32 << 20
-MOST_PIXELS: Final = 1 << 26  # 256 MiB when decoded; few cameras make more
+MOST_PIXELS: Final = 1 << 25  # up to 0.5 GB while they are decoded; few cameras make more
 
 # The first bytes of a file, by the prefix of the names of Pillow's module and class
 _FORMATS: Final = re.compile(
-    rb"(?s)(?P<Jpeg>\xff\xd8\xff)|(?P<Png>\x89PNG)|(?P<Gif>GIF8)|(?P<WebP>RIFF....WEBP)|(?P<Bmp>BM)|(?P<Tiff>II\*|MM\0)"
+    rb"(?s)(?P<Jpeg>\xff\xd8\xff)|(?P<Png>\x89PNG)|(?P<Gif>GIF8)|(?P<WebP>RIFF....WEBP)|(?P<Bmp>BM.{4}\0{4})|(?P<Tiff>II\*|MM\0)"
 )
 
 
@@ -47,6 +47,8 @@ def thumbnail(data: bytes, side: int) -> Image | str:
         image: Image.Image = decoder(io.BytesIO(data))
         if image.width * image.height > MOST_PIXELS:
             return f"no thumbnail: {image.width:,} x {image.height:,} pixels, more than {MOST_PIXELS:,}"
+        if image.mode.startswith("I;16"):
+            image = image.point(lambda level: level / 256).convert("L")
         # Pixels of other modes, such as a palette, cannot be averaged.
         image = image if image.mode in ("L", "LA", "RGB", "RGBA", "CMYK") else image.convert("RGBA")
         image.thumbnail((side, side))  # Of a JPEG it decodes a smaller version.

@@ -34,7 +34,7 @@ from typing import Any, Final, TypeAlias
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, LazyShardError
-from lazyshard.format.records import arrays_name, chunk_name, seal_name
+from lazyshard.format.records import arrays_name, chunk_name, parse_arrays_name, seal_name
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store import files
 from lazyshard.store.durable import held, lock, locked, remove, this_boot, write_all
@@ -75,7 +75,7 @@ class Mirror:
         # One to be ready when the current chunk is finished, and one in case a fetch takes longer than usual.
         self._ahead = number_of(AHEAD_VARIABLE, 2)
         # A restart of the machine gives another name: the copies were never synced.
-        name = f"2 {this_boot()} {directory} {stream_id}"
+        name = f"3 {this_boot()} {directory} {stream_id}"
         self.folder = files.cache_folder() / xxhash.xxh3_128_hexdigest(name.encode())
         self.folder.mkdir(mode=0o700, exist_ok=True)
         # Chunks opened last, to guess their distance; a part of a larger window has the same distance.
@@ -127,8 +127,9 @@ class Mirror:
     def drop(self, chunk: int) -> None:
         """Removes a copy that does not match its seal; processes that have it open keep it. Raises StreamMismatch."""
         remove(self.folder / chunk_name(chunk))
-        # Arrays that are fetched later may be those of a recreated stream.
-        self._check_identity()
+        # Arrays that are fetched later may be those of a recreated stream. Other errors must not replace the caller's.
+        with contextlib.suppress(OSError):
+            self._check_identity()
 
     def _get(self, chunk: int, *, ahead: bool) -> _Copy | None:
         copy = self.folder / chunk_name(chunk)
@@ -155,10 +156,8 @@ class Mirror:
                         return self._fill(file, part, chunk, ahead=ahead) or (None if ahead else self._alone(chunk))
                     # Another process finished between the check and the lock.
                     remove(part)
-            if mine:
-                del file  # with its lock, which would exclude this process too
-                continue
-            now, at = time.monotonic(), os.fstat(file.fd).st_mtime_ns
+            now, at = time.monotonic(), progress if mine else os.fstat(file.fd).st_mtime_ns
+            del file  # with its lock, which would exclude this process too
             if at != progress:
                 moved_at, progress = now, at
             if ahead:
@@ -172,21 +171,19 @@ class Mirror:
         if not copy.exists():
             return None
         file = _file(copy)
+        size = os.fstat(file.fd).st_size - 8
+        holes, sealed = divmod(int.from_bytes(file.read(max(0, size), 8), "little"), _HOLES)
+        if holes and self._whole and lock(file.fd, shared=False) and is_at(file.fd, copy):
+            # No process reads it, so it is fetched anew. Otherwise what is missing is fetched by ranges.
+            remove(copy)
+            return None
         if not lock(file.fd, shared=True):
             raise BlockingIOError(errno.EAGAIN, "is locked", str(copy))
         if not is_at(file.fd, copy):
             return None
-        size = os.fstat(file.fd).st_size - 8
-        last = int.from_bytes(file.read(max(0, size), 8), "little")
-        holes, sealed = divmod(last, _HOLES)
         with contextlib.suppress(ChunkCorrupt):
             seal = Seal.decode(file.read(size - sealed, sealed) if sealed <= size else b"", chunk)
             if sum(one.size for _, one in self._objects(seal)) + sealed == size:
-                if holes and self._whole:
-                    # If the object was deleted meanwhile, reading what is missing tells it.
-                    with contextlib.suppress(FileNotFoundError):
-                        if _download(file.fd, seal.size, *self._objects(seal)[1]):
-                            write_all(file.fd, sealed.to_bytes(8, "little"), size)
                 if read:
                     note_use(file.fd, read=True)
                 return self._parts(file, seal)
@@ -260,13 +257,14 @@ class _Arrays(OpenFile):
 
     def fetch(self, start: int, stop: int) -> bytes:
         assert isinstance(self.path, UrlPath)
-        self._ahead = min(_AHEAD_BYTES, 2 * max(self._ahead, stop - start)) if start == self._next else 0
-        self._next = min(self.size, max(stop, start + self._ahead))
+        # The last range may have ended within this row. Other threads may read at the same time.
+        self._ahead = ahead = min(_AHEAD_BYTES, 2 * max(self._ahead, stop - start)) if start <= self._next < stop else 0
+        self._next = end = min(self.size, max(stop, start + ahead))
         try:
-            data = self.path.store.get_range(self.path.key, start, self._next)
+            data = self.path.store.get_range(self.path.key, start, end)
         except FileNotFoundError as cause:
             what = f"{self.path}: the object was deleted while its chunk was being read; restore it from a copy"
-            raise ChunkMissing(what, file=str(self.path)) from cause
+            raise ChunkMissing(what, file=str(self.path), chunk=parse_arrays_name(self.path.name)) from cause
         # Without space it is fetched again when it is read again.
         with contextlib.suppress(OSError):
             write_all(self.fd, data, self.begin + start)

@@ -55,7 +55,7 @@ def test_what_is_too_large_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
     begins = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
     bomb = b"\x89PNG\r\n\x1a\n\0\0\0\r" + begins + struct.pack(">I", zlib.crc32(begins)) + b"\0\0\0\0IDAT\0\0\0\0"
-    assert thumbnail(bomb, 48) == "no thumbnail: 50,000 x 50,000 pixels, more than 67,108,864"
+    assert thumbnail(bomb, 48) == "no thumbnail: 50,000 x 50,000 pixels, more than 33,554,432"
     monkeypatch.setattr(thumbnails, "MOST_BYTES", 999)
     told = thumbnail(encoded() + bytes(1000), 48)
     assert told == "no thumbnail: not JPEG, PNG, GIF, WebP, BMP or TIFF of at most 999 bytes"
@@ -72,7 +72,20 @@ def test_damaged_images_other_formats_and_without_pillow(monkeypatch: pytest.Mon
     assert thumbnail(gif, 48) == "no thumbnail without Pillow: pip install 'lazyshard[plots]'"
 
 
+def test_grey_of_16_bits_is_scaled() -> None:
+    file = io.BytesIO()
+    Image.new("I;16", (8, 8), 0x8000).save(file, "PNG")
+    made = thumbnail(file.getvalue(), 8)
+    assert not isinstance(made, str) and made.getpixel((4, 4)) == (128, 128, 128)
+
+
 def test_images_of_a_row() -> None:
     gifs = [b"GIF89a%d" % number for number in range(6)]
-    row = {"a": [{"b": gifs[0]}, SVG, b""], "c": {"d": [gifs[1], b"RIFF\x0a\0\0\0WAVE"]}, "e": gifs[2:], "f": "GIF89a"}
+    row = {
+        "a": [{"b": gifs[0]}, SVG, b""],
+        "c": {"d": [gifs[1], b"RIFF\x0a\0\0\0WAVE"]},
+        "e": gifs[2:],
+        "f": "GIF89a",
+        "g": b"BMW is no bitmap",
+    }
     assert images_in(row) == gifs[:4]

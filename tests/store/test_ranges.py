@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, LazyShardedDataset, Order, StreamReader, errors
-from lazyshard.format.records import arrays_name, chunk_name
+from lazyshard.format.records import MANIFEST, arrays_name, chunk_name
 from lazyshard.format.seal import Seal
+from lazyshard.store import mirror
 from lazyshard.store.files import UrlPath
 from lazyshard.store.mirror import AHEAD_VARIABLE, RANGED_BYTES
 from tests.store.server import Answer, Server
@@ -102,7 +103,28 @@ def test_rows_in_order_are_fetched_ahead_in_doubling_ranges(media: UrlPath, fetc
     assert [size // SIZE for size in fetched[5:]] == [1, 1]
 
 
-def test_a_reader_of_whole_chunks_fills_the_copy_of_one_that_drew_some(media: UrlPath, fetched: list[int]) -> None:
+def test_rows_of_different_sizes_are_fetched_ahead_too(
+    tmp_path: Path, bucket: UrlPath, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ChunkWriter(tmp_path / "made", 64, arrays=True) as writer:
+        for number in range(64):
+            writer.write({"id": number, "image": bytes(SIZE + 1000 * (number % 7))})
+    upload(tmp_path / "made", bucket)
+    reader = StreamReader(bucket)
+    reader.share = 0.0
+    assert [len(reader.read(number)["image"]) for number in range(64)] == [SIZE + 1000 * (n % 7) for n in range(64)]
+    assert server.gets(arrays_name(0))[arrays_name(0)] < 10
+
+
+def test_a_copy_that_is_read_keeps_its_holes(media: UrlPath, fetched: list[int]) -> None:
+    some, whole = open_dataset(media, 1, 8), StreamReader(media)
+    assert read(some, 1) == [0]
+    assert [whole.read(number)["id"] for number in (8, 0, 9)] == [8, 0, 9]
+    assert fetched == [SIZE, SIZE, 2 * SIZE]
+    assert read(some, 2) == [0, 8]
+
+
+def test_a_reader_of_whole_chunks_fetches_anew_what_another_drew_some_of(media: UrlPath, fetched: list[int]) -> None:
     assert read(open_dataset(media, 1, 8), 1) == [0]
     whole = StreamReader(media)
     for _ in range(2):
@@ -126,6 +148,19 @@ def test_a_changed_picture_is_refused_and_those_beside_it_are_read(media: UrlPat
     caught = raised(errors.ChunkCorrupt, reader.read, 8)
     assert (caught.file, caught.row, caught.byte) == (f"{media}/{arrays_name(0)}", 8, 8 * SIZE)
     assert reader.read(9)["image"] == picture(9)
+    media.store.delete(f"{media.key}/{MANIFEST}")
+    raised(errors.ChunkCorrupt, reader.read, 8)
+
+
+def test_a_damaged_copy_that_others_read_is_passed_by(
+    media: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = StreamReader(media)
+    other.read(0)
+    (copy,) = (tmp_path / "cache").glob(f"*/{chunk_name(0)}")
+    os.truncate(copy, copy.stat().st_size - 1)
+    monkeypatch.setattr(mirror, "_STALLED_S", 0.1)
+    assert StreamReader(media).read(1)["image"] == picture(1)
 
 
 def test_a_shortened_object_is_refused(media: UrlPath, tmp_path: Path) -> None:
@@ -150,12 +185,14 @@ def test_a_recreated_stream_is_noticed(media: UrlPath, tmp_path: Path) -> None:
 def test_deleted_pictures_are_told(media: UrlPath, fetched: list[int]) -> None:
     read(open_dataset(media, 1, 8), 1)
     media.store.delete(f"{media.key}/{arrays_name(0)}")
-    # Also to one that wants the rest of a copy.
+    reader = StreamReader(media, max_wait=0.0)
+    reader.share = 0.0
+    assert reader.read(0)["image"] == picture(0)
     for share in (0.0, 1.0):
         reader = StreamReader(media, max_wait=0.0)
         reader.share = share
-        assert reader.read(0)["image"] == picture(0)
-        assert raised(errors.ChunkMissing, reader.read, 8).file == f"{media}/{arrays_name(0)}"
+        caught = raised(errors.ChunkMissing, reader.read, 8)
+        assert (caught.file, caught.chunk) == (f"{media}/{arrays_name(0)}", 0)
 
 
 def test_a_torn_range_is_fetched_again(media: UrlPath, tmp_path: Path, fetched: list[int]) -> None:

@@ -54,9 +54,7 @@ def thumbnail(data: bytes, side: int) -> Image | str:
         image.thumbnail((side, side))  # Of a JPEG it decodes a smaller version.
         image = ImageOps.exif_transpose(image).convert("RGBA")
         # A new image has no metadata and no colour profile.
-        made = Image.new("RGB", image.size, "white")
-        made.paste(image, mask=image)
-        return made
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     except ImportError:
         return "no thumbnail without Pillow: pip install 'lazyshard[plots]'"
     except Exception as error:

@@ -68,6 +68,8 @@ def source_kind(settings: SourceSettings) -> str:
     is_text = bool(start) and start.removeprefix(BOM).lstrip(b" \t\r\n")[:1] in (b"{", b"")
     if start == MAGIC[: len(start)] != b"" or (path.endswith(INDEX_SUFFIX) and not is_text):
         return "megatron"
+    if not is_text and path.endswith((".csv", ".tsv")):
+        raise refuse_source(path, "JSON Lines", "a table in text", "; read it in a python: source, by csv.DictReader")
     kind = _MAGIC.get(start[:2], "jsonl")
     # An empty file with a compressed file's name is truncated or unfinished, so it must not end a stream as empty text.
     return _PACKED.get(os.path.splitext(path)[1], kind) if kind == "jsonl" and not is_text else kind

@@ -66,6 +66,7 @@ def test_sources_that_are_one_or_are_in_the_stream(here: Path, fails: Fails) -> 
     for name, text in (("a.jsonl", rows(0, 10)), ("a.csv", rows(10, 20)), ("_END", b"")):
         (directory / name).write_bytes(text)
     (here / "a").write_bytes(rows(0, 10))
+    (here / "table.csv").write_bytes(b"id,text\n1,a\n")
     tables, table = here / "tables", here / "tables" / "a.parquet"
     tables.mkdir()
     parquet.write_table(pyarrow.Table.from_pylist([{"id": 0}]), table)
@@ -80,6 +81,7 @@ def test_sources_that_are_one_or_are_in_the_stream(here: Path, fails: Fails) -> 
         ("out", ("--source", "a", "a"), f"a: expected {once}, found the same file as a"),
         ("incoming", ("--follow", directory), outside),
         ("incoming", ("--source", directory / "a.csv"), outside),
+        ("out", ("--source", "a", "table.csv", "--on-bad-row", "skip"), "table.csv: expected JSON Lines"),
     ):
         fails(run_arguments(here / out, [], 5, *sources), 4, says)
     assert not (here / "out").exists()

@@ -16,7 +16,6 @@ from unittest import mock
 
 import pytest
 
-from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
 from lazyshard.format.records import Head, Manifest
 from lazyshard.format.state import BlendShare, Cursor, ReadingHint, RunState
@@ -27,7 +26,7 @@ from lazyshard.stream import write_cursor
 from lazyshard.stream.cursor import Consumer
 from lazyshard.stream.listing import names_of
 from tests.harness.processes.environment import environment, run_command
-from tests.stream.streams import forked, stream_id_of
+from tests.stream.streams import forked, publish_rows, stream_id_of
 
 DEADLINE_S: Final = 60.0
 
@@ -75,9 +74,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
-def as_another_user(
-    place: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], mode: int = 0o755
-) -> None:
+def as_other_user(place: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], mode: int = 0o755) -> None:
     """Does something in a directory as a user who owns nothing there; all that it imports is to be imported before."""
     place.chmod(mode)
     # A relative path, as the directories above are closed to that user.
@@ -129,10 +126,7 @@ def on_terminal(*arguments: object) -> tuple[int, str]:
 
 
 def make_stream(directory: Path, samples: int = 24, *, end: bool = True) -> str:
-    writer = ChunkWriter(directory, 3)
-    for number in range(samples):
-        writer.write({"id": number, "text": f"row {number}"})
-    writer.close(end)
+    publish_rows(directory, 3, ({"id": number, "text": f"row {number}"} for number in range(samples)), end=end)
     return str(json.loads((directory / "stream.json").read_bytes())["stream_id"])
 
 

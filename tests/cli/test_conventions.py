@@ -18,7 +18,6 @@ import typer
 import typer.main
 
 import lazyshard as package
-from lazyshard import ChunkWriter
 from lazyshard.cli import command, exits, output, verify
 from lazyshard.cli.command import app
 from lazyshard.cli.main import main
@@ -29,20 +28,18 @@ from lazyshard_producer import errors
 from lazyshard_producer.cli import main as produced
 from lazyshard_producer.command import app as producer_app
 from lazyshard_producer.configuration.given import sort_arguments
-from tests.cli.commands import as_another_user, commit, fill, lazyshard, make_stream, python, run_of, save, two_ranks
+from tests.cli.commands import as_other_user, commit, fill, lazyshard, make_stream, python, run_of, save, two_ranks
 from tests.conversion.test_exporting import ids
 from tests.conversion.test_exporting import stream as tokens
 from tests.harness.processes.environment import ROOT, environment
 from tests.stream.damage import delete, flip, put, stream
-from tests.stream.streams import cursor, foreign, needs_root, produce
+from tests.stream.streams import cursor, foreign, needs_root, produce, publish_rows
 from tests.tiers import full
 
 PAGE: Final = ROOT / "docs" / "commands.md"
 
-WITHOUT_JSON: Final = {
-    "lazyshard watch",
-    *(f"lazyshard-producer {name}" for name in ("check", "end", "init", "run", "sequence")),
-}
+_PRODUCER: Final = ("check", "end", "init", "run", "sequence")
+WITHOUT_JSON: Final = {"lazyshard watch", *(f"lazyshard-producer {name}" for name in _PRODUCER)}
 """They write for people, or serve their facts as /status.json, or have those of `lazyshard status --json`."""
 
 MORE: Final = {"audit": ["checkpoints"], "export": ["out"], "forget": ["sft"], "trace": ["--sample", "0"]}
@@ -131,7 +128,7 @@ def test_permission_is_a_matter_of_the_filesystem(
         done = lazyshard(*arguments)
         assert (done.returncode, told in done.stdout + done.stderr, "Traceback" in done.stderr) == (7, True, False)
 
-    as_another_user(tmp_path, monkeypatch, look)
+    as_other_user(tmp_path, monkeypatch, look)
     assert os.listdir(tmp_path / "cursors") == ["sft.json"]
 
 
@@ -178,9 +175,7 @@ def test_a_disk_that_takes_no_output_is_an_error(told: list[str], more: dict[str
 )
 def test_a_reader_that_goes_away_is_no_error(words: list[str], tmp_path: Path) -> None:
     stream = tmp_path / "s"
-    with ChunkWriter(stream, 3000) as writer:
-        for row in range(3000):
-            writer.write({"id": row, "text": "x" * 200})
+    publish_rows(stream, 3000, ({"id": row, "text": "x" * 200} for row in range(3000)))
     read, write = os.pipe()
     os.close(read)
     try:

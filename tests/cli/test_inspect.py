@@ -21,7 +21,7 @@ from lazyshard_producer.cli import main as produce
 from tests.cli.commands import lazyshard, on_terminal
 from tests.stream import damage
 from tests.stream.damage import delete, put, stream
-from tests.stream.streams import foreign, seal_rows
+from tests.stream.streams import foreign, publish_rows, seal_rows, sealed
 
 MOMENT = "2023-11-14 22:13:20 UTC"
 
@@ -144,8 +144,7 @@ def test_overview_of_many_packs_looks_at_evenly_spaced_chunks(tmp_path: Path, mo
 
 def test_what_is_long_is_cut(tmp_path: Path) -> None:
     facts: dict[str, Any] = {"system": "x" * 500, "max_length": 512, "strict": None}
-    with ChunkWriter(tmp_path / "s", 2, arrays=True, encoding=facts) as writer:
-        writer.write({f"key {number}": number for number in range(5000)})
+    publish_rows(tmp_path / "s", 2, [{f"key {number}": number for number in range(5000)}], arrays=True, encoding=facts)
     lines = inspect(tmp_path / "s")
     at = lines.index("encoded with")
     assert lines[at + 1 : at + 4] == [f"  system      {'x' * 97}...", "  max_length  512", "  strict      null"]
@@ -196,8 +195,7 @@ def test_rows_as_json_are_whole_and_exact_however_deep(tmp_path: Path) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal_and_colours_do(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "stream", 1) as writer:
-        writer.write({"a": "\x9b31mred\x1b[0m\u202e\x07[link=x]y[/link]"})
+    publish_rows(tmp_path / "stream", 1, [{"a": "\x9b31mred\x1b[0m\u202e\x07[link=x]y[/link]"}])
     assert inspect(tmp_path / "stream", 0)[2] == r'  "a": "\x9b31mred\u001b[0m\u202e\u0007[link=x]y[/link]"'
     code, shown = on_terminal("inspect", tmp_path / "stream", 0)
     assert (code, "\x1b[" in shown, "[link=x]" in shown) == (0, True, True)
@@ -212,9 +210,7 @@ def test_control_characters_do_not_reach_the_terminal_and_colours_do(tmp_path: P
 
 
 def test_what_to_change_stands_at_the_end(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 50) as writer:
-        for number in range(400):
-            writer.write({"id": number}, tokens=1 + number % 7 * 100)
+    sealed(tmp_path, [1 + number % 7 * 100 for number in range(400)], 50)
     lines = inspect(tmp_path)
     at = lines.index("what to change")
     assert [line.split()[-2:] for line in lines[at + 2 :: 2]] == [["--pack", "1024"], ["--micro-batch-size", "1"]]
@@ -224,10 +220,8 @@ def test_what_to_change_stands_at_the_end(tmp_path: Path) -> None:
 
 def test_inspected_arrays(tmp_path: Path) -> None:
     arrays = tmp_path / "stream"
-    with ChunkWriter(arrays, 2, arrays=True) as writer:
-        for number in range(3):
-            bits = np.array([0x3FC0], np.uint16).view(BFLOAT16)
-            writer.write({"id": number, "x": np.arange(30, dtype=np.int16).reshape(2, 15), "b": [bits]}, tokens=2)
+    row = {"x": np.arange(30, dtype=np.int16).reshape(2, 15), "b": [np.array([0x3FC0], np.uint16).view(BFLOAT16)]}
+    publish_rows(arrays, 2, ({"id": number, **row} for number in range(3)), [2, 2, 2], arrays=True)
     text = "\n".join(inspect(arrays, 1))
     assert "sample 1: chunk 0, row 1 (byte 80), 80 bytes and 72 bytes of arrays, 2 tokens" in text
     numbers = ", ".join(map(str, range(20)))
@@ -235,8 +229,8 @@ def test_inspected_arrays(tmp_path: Path) -> None:
     assert '"array of bfloat16, shape 1: 1.5"' in text
     text = "\n".join(inspect(arrays, 1, "--full"))
     assert json.loads(text.partition("\n")[2]) == {"id": 1, "x": [list(range(15)), list(range(15, 30))], "b": [[1.5]]}
-    [row] = values(arrays, 1)["rows"]
-    assert (row["arrays_bytes"], row["value"]["x"]) == (72, {"$array": ["int16", [2, 15], 0]})
+    [found] = values(arrays, 1)["rows"]
+    assert (found["arrays_bytes"], found["value"]["x"]) == (72, {"$array": ["int16", [2, 15], 0]})
     text = "\n".join(inspect(arrays))
     assert "arrays of a row in bytes\n  rows 3  min 72  p5 72  median 72  p95 72  max 72  mean 72" in text
     assert "x   2  int16 array\n" in text and "array of bfloat16 array" in text
@@ -247,8 +241,7 @@ def test_inspected_arrays(tmp_path: Path) -> None:
 
 
 def test_inspected_bytes_tell_their_type_and_number(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "stream", 1, arrays=True) as writer:
-        writer.write({"images": [b"GIF89a"], "rest": b"-"})
+    publish_rows(tmp_path / "stream", 1, [{"images": [b"GIF89a"], "rest": b"-"}], arrays=True)
     for full in ((), ("--full",)):
         told = json.loads("\n".join(inspect(tmp_path / "stream", 0, *full)).partition("\n")[2])
         assert told == {"images": ["image/gif, 6 bytes"], "rest": "bytes of an unknown type, 1 byte"}
@@ -263,9 +256,8 @@ def test_terminals_with_colours_show_images_in_half_blocks(tmp_path: Path) -> No
         image.paste(colour, (x, y, x + 1, y + 1))
     image.save(file, "PNG")
     Image.new("RGB", (600, 700)).save(large, "JPEG")
-    with ChunkWriter(tmp_path, 3, arrays=True) as writer:
-        for blobs in ([file.getvalue()], [b"GIF89a", b"<svg>"], [large.getvalue()]):
-            writer.write({"images": blobs})
+    images = [file.getvalue()], [b"GIF89a", b"<svg>"], [large.getvalue()]
+    publish_rows(tmp_path, 3, ({"images": blobs} for blobs in images), arrays=True)
     drawn = ["", "\x1b[31;44m▀\x1b[0m\x1b[32;107m▀\x1b[0m", "\x1b[30;49m▀\x1b[0m\x1b[97;49m▀\x1b[0m", ""]
     assert on_terminal("inspect", tmp_path, 0)[1].split("\r\n")[-4:] == drawn
     shown = on_terminal("inspect", tmp_path, "--chunk", 0, "--rows", 2)[1].split("\r\n")

@@ -176,18 +176,13 @@ def save_blend(place: Path, step: int, state: State) -> Path:
     return folder
 
 
-STAGE = st.tuples(
-    st.integers(1, 3),
-    st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), min_size=1).map(lambda one: {"a": 1, **one}),
-    st.integers(1, 2),
-)
+WEIGHTS = st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), min_size=1).map(lambda one: {"a": 1, **one})
+STAGE = st.tuples(st.integers(1, 3), WEIGHTS, st.integers(1, 2))
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STAGE, min_size=1, max_size=3), st.sampled_from([0, 2]))
-def test_what_was_read_is_told(
-    streams: Path, tmp_path_factory: pytest.TempPathFactory, stages: Stages, window: int
-) -> None:
+def test_what_was_read(streams: Path, tmp_path_factory: pytest.TempPathFactory, stages: Stages, window: int) -> None:
     seen, state = trained(streams, stages, shuffle_window=window)
     steps = sum(stage[2] for stage in stages)
     file = save_blend(tmp_path_factory.mktemp("out"), steps, state)

@@ -37,7 +37,7 @@ from lazyshard.part import Part
 from lazyshard.stream.cursor import write_cursor, write_reading
 from tests.cli.commands import HEAD, NOW, blended, consumer, contents, outlook, survey, told
 from tests.stream.damage import flip
-from tests.stream.streams import foreign, produce
+from tests.stream.streams import foreign, produce, publish_rows, stream_id_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -278,16 +278,14 @@ HOSTILE_ROW: Final = (
 def lived_in(stream: Path) -> Path:
     """Makes a stream with something to show in every part: long rows, a pause, a consumer, refused rows."""
     dice = random.Random(0)
-    writer = ChunkWriter(stream, 64)
-    for number in range(64 * 60):
-        tokens = min(8192, int(dice.lognormvariate(math.log(700) - 0.5, 1)) + 1)
-        writer.write({"id": number, "text": "y" * tokens}, tokens=tokens)
-    writer.close(end=False)
+    tokens = [min(8192, int(dice.lognormvariate(math.log(700) - 0.5, 1)) + 1) for _ in range(64 * 60)]
+    rows = ({"id": number, "text": "y" * length} for number, length in enumerate(tokens))
+    publish_rows(stream, 64, rows, tokens, end=False)
     for chunk in range(60):
         seal = stream / f"chunk_{chunk:05d}.jsonl.completed"
         at = NOW + 60 * chunk + (1800 if chunk > 40 else 0) + dice.random() * 20
         seal.write_text(json.dumps(json.loads(seal.read_bytes()) | {"sealed_at": at}))
-    stream_id = writer.stream_id
+    stream_id = stream_id_of(stream)
     state = RunState(stream_id, 64, 64, 128, 0, None, (Part(4, 2, 792, draws_per_step=8),), 3168)
     rules = {"dp_size": 4, "batch_size": 2, "unit": 64, "window": 128, "seed": 0}
     write_cursor(stream, Cursor("sft-8b", stream_id, 3168, 40, rules, NOW + 5000, state))
@@ -379,9 +377,8 @@ def test_the_newest_sample_is_shown_if_asked_for_as_text_and_as_new_images(tmp_p
     Image.new("RGB", (640, 480), (0, 128, 255)).save(file, "PNG", pnginfo=text)
     svg = f"<svg>{HOSTILE_ROW}</svg>".encode()
     blobs = {"image": file.getvalue(), "svg": svg, "cut": b"\x89PNG\r\n\x1a\n" + svg, "gif": b"GIF89a"}
-    with ChunkWriter(stream, 2, arrays=True) as writer:
-        for number in range(4):
-            writer.write({"id": number, "text": HOSTILE_ROW, "a": [*range(100, 119)], "b": [*range(200, 219)], **blobs})
+    row = {"text": HOSTILE_ROW, "a": [*range(100, 119)], "b": [*range(200, 219)], **blobs}
+    publish_rows(stream, 2, ({"id": number, **row} for number in range(4)), arrays=True)
     assert main(["watch", str(stream), "--save", str(target)]) == 0
     assert "Newest sample" not in target.read_text("utf-8")
     assert main(["watch", str(stream), "--save", str(target), "--sample"]) == 0

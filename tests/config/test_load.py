@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lazyshard
-from lazyshard import BadRows, BlendedDataset, ChunkWriter, Filter, LazyShardedDataset, LazyShardedStream, Map
+from lazyshard import BadRows, BlendedDataset, Filter, LazyShardedDataset, LazyShardedStream, Map
 from lazyshard.config import read_config
 from lazyshard.data.samples import FILL_ROWS
 from lazyshard.errors import BadSample, ConfigInvalid
@@ -20,7 +20,7 @@ from tests.data.options import grouped
 from tests.data.programs import AS_MODULE, run_program
 from tests.data.workers import DEADLINE_S
 from tests.packaging.guide_programs import blocks_of
-from tests.stream.streams import HERE, produce, raised, refusal_of
+from tests.stream.streams import HERE, produce, publish_rows, raised, refusal_of
 
 NAMED = "tests.data.workers"
 
@@ -227,13 +227,11 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "my_rows.py").write_text(MODULE)
     (tmp_path / "train.yaml").write_text(GOOD)
     (tmp_path / "bad.yaml").write_text(BAD)
-    with ChunkWriter(tmp_path / "chat", 3) as writer:
-        for number in range(12):
-            answer = "" if number in (1, 3, 4, 9, 11) else f"answer {number}"
-            writer.write({"question": f"question {number}", "answer": answer})
-    with ChunkWriter(tmp_path / "code", 3) as writer:
-        for number in range(6):
-            writer.write({"question": f"code {number}", "answer": f"def f{number}"})
+    answers = ["" if number in (1, 3, 4, 9, 11) else f"answer {number}" for number in range(12)]
+    chat = ({"question": f"question {number}", "answer": answer} for number, answer in enumerate(answers))
+    publish_rows(tmp_path / "chat", 3, chat)
+    code = ({"question": f"code {number}", "answer": f"def f{number}"} for number in range(6))
+    publish_rows(tmp_path / "code", 3, code)
     return tmp_path
 
 

@@ -19,30 +19,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard import ChunkWriter
 from lazyshard.cli.export import ExportSettings, export, read_row
 from lazyshard.cli.main import main
-from lazyshard.conversion.indexed import (
-    DTYPES,
-    HEADER_BYTES,
-    IndexedReader,
-    IndexHeader,
-    check_boundaries,
-    check_sequences,
-)
+from lazyshard.conversion import indexed
+from lazyshard.conversion.indexed import DTYPES, IndexedReader, IndexHeader, check_boundaries, check_sequences
 from lazyshard.errors import ConfigInvalid, FileInvalid, FileRefused, RowInvalid, StreamInvalid, StreamMissing
 from tests.cli.commands import lazyshard
 from tests.conversion import megatron_core
 from tests.conversion.megatron_core import Content, content, corpora, write
-from tests.stream.streams import foreign, forked, names, raised, recorded, refusal_of
+from tests.stream.streams import foreign, forked, names, publish_rows, raised, recorded, refusal_of
 
 
 def stream(directory: Path, rows: Iterable[dict[str, Any]], per_chunk: int = 3, *, end: bool = True) -> Path:
-    writer = ChunkWriter(directory, per_chunk)
-    for row in rows:
-        writer.write(row)
-    writer.close(end)
-    return directory
+    return publish_rows(directory, per_chunk, rows, end=end)
 
 
 @pytest.fixture(autouse=True)
@@ -168,9 +157,7 @@ def test_foreign_directory_and_a_report_of_all_chunks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "meanwhile"), [(".bin", False), (".idx", False), (".idx", True)])
-def test_file_is_replaced_when_told(
-    suffix: str, meanwhile: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_replaced_when_told(suffix: str, meanwhile: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, there = stream(tmp_path / "s", ids([1, 2])), tmp_path / f"a{suffix}"
     if meanwhile:
         monkeypatch.setattr("lazyshard.cli.export.read_row", partial(_beside, there, read_row))
@@ -217,9 +204,7 @@ def test_export_and_export_again(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_stopped_half_way_and_run_again(
-    by: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_and_run_again(by: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ids(*([number] for number in range(10)))
     source, prefix, calls = stream(tmp_path / "s", rows), tmp_path / "a", count()
 
@@ -275,7 +260,7 @@ def test_no_index(head: bytes, size: int, says: str) -> None:
     assert str(error).startswith("a.idx: expected ") and says in str(error)
 
 
-@given(st.binary(max_size=2 * HEADER_BYTES), st.integers(0, 2**64))
+@given(st.binary(max_size=2 * indexed.HEADER_BYTES), st.integers(0, 2**64))
 def test_no_bytes_break_it(tail: bytes, size: int) -> None:
     for head in (tail, GOLDEN[:17] + tail[:17]):
         try:

@@ -158,11 +158,8 @@ def expected(lengths: list[int], form: Any, rows: int, seed: int | None = None, 
             numbers = [numbers[place] for place in permutation(len(numbers), seed, epoch, first // rows)]
         windows.append([number for number in numbers if lengths[number]])
     if isinstance(form, Pack):
-        return [
-            [window[place] for place in pack]
-            for window in windows
-            for pack in pack_samples([lengths[number] for number in window], form.size)
-        ]
+        packed = ((window, pack_samples([lengths[number] for number in window], form.size)) for window in windows)
+        return [[window[place] for place in pack] for window, packs in packed for pack in packs]
     rows_of = {number: tokens_of_row(number, length) for number, length in enumerate(lengths)}
     if isinstance(form, Pad):
         return [rows_of[n] + [form.token] * (form.size - lengths[n]) for n in itertools.chain(*windows)]
@@ -196,7 +193,5 @@ def check_any_ranks_go_on(opened: Any, left: list[Written], stages: list[tuple[i
 def dealt(sequences: list[Written], dp: int, batch_size: int) -> list[list[list[Written]]]:
     micro = dp * batch_size
     starts = range(0, len(sequences) - len(sequences) % micro, micro)
-    return [
-        [sequences[start + rank * batch_size : start + (rank + 1) * batch_size] for start in starts]
-        for rank in range(dp)
-    ]
+    firsts = [[start + rank * batch_size for start in starts] for rank in range(dp)]
+    return [[sequences[first : first + batch_size] for first in own] for own in firsts]

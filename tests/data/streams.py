@@ -39,9 +39,8 @@ def expected(
     total: int, dp: int, batch_size: int, *, unit: int = 4, window: int = 0, epoch: int = 0, at_end: AtEnd = "drop"
 ) -> list[list[int]]:
     """Returns what each rank draws of an epoch, by the oracle; of a stream in chunks of four, if not said otherwise."""
-    lanes = [
-        oracle.shuffled(lane, window, 0, epoch, number) for number, lane in enumerate(oracle.dealt(dp, unit, 0, total))
-    ]
+    dealt = oracle.dealt(dp, unit, 0, total)
+    lanes = [oracle.shuffled(lane, window, 0, epoch, number) for number, lane in enumerate(dealt)]
     return oracle.ended(lanes, batch_size, at_end)
 
 

@@ -133,9 +133,7 @@ def test_damaged_row_is_raised_with_its_place(stream: Path, workers: int) -> Non
 
 
 @pytest.mark.parametrize(("row", "byte"), [(b"[1]", 10), (b'{"id":1,}', 17)])
-def test_foreign_row_that_is_none_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, row: bytes, byte: int
-) -> None:
+def test_foreign_row_that_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture, row: bytes, byte: int) -> None:
     directory = foreign(tmp_path / "s", b'{"id":0}\n\n' + row + b'\n{"id":2}\n', end=True)
     error = raised(RowInvalid, read_all, open_rank(directory, samples_per_chunk=3, bad_rows=BadRows("raise")))
     assert (error.file, error.line, error.byte) == (f"{directory}/chunk_00000.jsonl", 3, byte)

@@ -33,21 +33,16 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(
     directory: Path, weights: dict[str, float], dp: int, positions: int, state: State | None, **options: Any
 ) -> tuple[list[list[str]], State]:
-    ranks = [
-        blend(directory, weights, rank, dp, state, **{"num_samples": 10_000, "batch_size": 2, **options})
-        for rank in range(dp)
-    ]
+    options = {"num_samples": 10_000, "batch_size": 2, **options}
+    ranks = [blend(directory, weights, rank, dp, state, **options) for rank in range(dp)]
     read = [take(one, positions, 2) for one in ranks]
     states = [one.state_dict(one.consumed + dp * positions) for one in ranks]
     assert states[1:] == states[:-1], "ranks disagree on the state"
     return read, json.loads(json.dumps(states[0]))
 
 
-STAGE = st.tuples(
-    st.integers(1, 4),
-    st.dictionaries(st.sampled_from("abc"), st.integers(1, 5), min_size=1),
-    st.integers(0, 5).map(lambda batches: 2 * batches),
-)
+WEIGHTS = st.dictionaries(st.sampled_from("abc"), st.integers(1, 5), min_size=1)
+STAGE = st.tuples(st.integers(1, 4), WEIGHTS, st.integers(0, 5).map(lambda batches: 2 * batches))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lazyshard import BadRows, ChunkWriter, LazyShardedDataset, LazyShardedSequences, LazyShardedStream, Pack
+from lazyshard import BadRows, LazyShardedDataset, LazyShardedSequences, LazyShardedStream, Pack
 from lazyshard.data.rank import EPOCH
 from lazyshard.data.settings import EncodeCache
 from lazyshard.errors import FileInvalid, LengthUnknown, StreamInvalid, StreamMismatch
@@ -21,7 +21,7 @@ from lazyshard.stream import stream as foreign_streams
 from tests.data.programs import run_program
 from tests.data.runs import open_rank
 from tests.data.workers import ids, loader
-from tests.stream.streams import foreign, produce, put_lengths, raised, refusal_of, sealed
+from tests.stream.streams import foreign, produce, publish_rows, put_lengths, raised, refusal_of, sealed
 
 
 def iterate(dataset: Any) -> list[Any]:
@@ -132,9 +132,7 @@ def test_batches_and_single_rows_in_random_turn_are_right(tmp_path: Path) -> Non
 
 
 def test_rows_are_the_callers_own(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "s", 4) as writer:
-        for i in range(4):
-            writer.write({"id": i, "messages": [{"role": "user"}]})
+    publish_rows(tmp_path / "s", 4, ({"id": i, "messages": [{"role": "user"}]} for i in range(4)))
     dataset = open_rank(tmp_path / "s")
     for read in (dataset.__getitem__, lambda i: dataset.__getitems__([i, i, i])[1]):
         for _ in range(3):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from lazyshard import BadRows, ChunkWriter, EncodeCache, Filter, LazyShardedDataset, Map
+from lazyshard import BadRows, EncodeCache, Filter, LazyShardedDataset, Map
 from lazyshard.data import encode_cache
 from lazyshard.data.encode_cache import FOLDER
 from lazyshard.data.rank import Stats
@@ -22,7 +22,7 @@ from lazyshard.errors import ChunkCorrupt, SkipSample
 from lazyshard.format.records import Encoding
 from tests.data.runs import open_rank
 from tests.data.workers import loader
-from tests.stream.streams import add, fail_when, foreign, fork, produce, raised, reap, refusal_of, wait_until
+from tests.stream.streams import fail_when, foreign, fork, produce, publish_rows, raised, reap, refusal_of, wait_until
 
 FACTS: Final[Encoding] = {"tokenizer": "bytes", "max_length": 512}
 SAMPLES: Final = 24
@@ -107,8 +107,7 @@ def test_what_was_encoded_by_other_facts_is_not_found(tmp_path: Path, encode: Co
 
 def test_copy_of_a_stream_shares_what_is_kept_and_another_one_does_not(tmp_path: Path, encode: Counting) -> None:
     for first, encoded in ((0, ALL), (0, []), (100, list(range(100, 100 + SAMPLES)))):
-        with ChunkWriter(tmp_path / "s", 8) as writer:
-            add(writer, first, first + SAMPLES)
+        publish_rows(tmp_path / "s", 8, ({"id": number} for number in range(first, first + SAMPLES)))
         assert ids(opened(tmp_path, encode)) == list(range(first, first + SAMPLES))
         assert encode.calls() == encoded
         shutil.rmtree(tmp_path / "s")
@@ -133,9 +132,8 @@ def test_rows_with_arrays_are_known_by_those_too(tmp_path: Path) -> None:
         return [float(row["x"][0]), row["id"]]
 
     for turn, start in enumerate((0, 10, 0)):
-        with ChunkWriter(tmp_path / str(turn) / "s", 2, arrays=True) as writer:
-            for number in range(4):
-                writer.write({"id": number, "x": np.array([start + number], np.float32)})
+        rows = ({"id": number, "x": np.array([start + number], np.float32)} for number in range(4))
+        publish_rows(tmp_path / str(turn) / "s", 2, rows, arrays=True)
         dataset = opened(tmp_path / str(turn), encode, directory=tmp_path / "cache")
         assert [dataset[number] for number in range(4)] == [[float(start + n), n] for n in range(4)]
     assert calls == [0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0]

@@ -16,7 +16,7 @@ from tests.data.runs import open_ranks
 from tests.data.streams import expected, in_batches
 from tests.data.workers import DEADLINE_S
 from tests.packaging.guide_programs import blocks_of as blocks
-from tests.stream.streams import HERE, add, produce, wait_until
+from tests.stream.streams import HERE, add, produce, publish_rows, wait_until
 from tests.tiers import full
 
 
@@ -26,9 +26,7 @@ def page(name: str) -> str:
 
 def chat_and_code(directory: Path) -> None:
     for name, rows in (("chat", 18), ("code", 6)):
-        with ChunkWriter(directory / name, 3) as writer:
-            for number in range(rows):
-                writer.write({"id": f"{name}{number}"})
+        publish_rows(directory / name, 3, ({"id": f"{name}{number}"} for number in range(rows)))
 
 
 def seven_rows(directory: Path) -> None:

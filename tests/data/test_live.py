@@ -71,7 +71,7 @@ def test_wait_is_counted_once_however_many_workers_there_are(tmp_path: Path) -> 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_decisions_taken_while_the_stream_grows_are_those_of_the_oracle_that_knows_its_end(
+def test_decisions_while_it_grows_are_the_oracles(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     dp, batch = data.draw(st.integers(1, 4), label="dp"), data.draw(st.integers(1, 3), label="batch size")

@@ -34,9 +34,7 @@ def train(runs: list[dict[str, Any]]) -> Any:
     return resuming_trainers.train(runs)
 
 
-def test_as_many_ranks_go_on_by_skipping_and_others_by_the_state_of_the_batches(
-    trainers: Nursery, tmp_path: Path
-) -> None:
+def test_as_many_ranks_go_on_by_skipping_and_others_by_the_state_of_batches(trainers: Nursery, tmp_path: Path) -> None:
     # Ten chunks of eight: 80 rows, of two ranks 8 in a step. Lost two steps after a checkpoint.
     stream = produce(tmp_path / "s", 80, 8)
 

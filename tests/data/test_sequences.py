@@ -17,7 +17,7 @@ from lazyshard.errors import BadSample, ChunkCorrupt, LengthUnknown, SkipSample,
 from lazyshard.format.batch import encode_pack
 from lazyshard.stream.listing import retire
 from tests.data.runs import LENGTHS, all_written, dealt, expected, forms, loader_of, open_sequences, write_rows, written
-from tests.stream.streams import foreign, produce, put_lengths, raised, refusal_of
+from tests.stream.streams import foreign, produce, publish_rows, put_lengths, raised, refusal_of
 
 
 @pytest.fixture
@@ -42,10 +42,8 @@ def test_completed_every_row_is_drawn_and_ranks_are_equal(
 ) -> None:
     directory = write_rows(tmp_path_factory.mktemp("s"), lengths)
     whole, micro = expected(lengths, form, 6), dp * batch_size
-    ranks = [
-        all_written(open_sequences(directory, form, rank, dp, batch_size=batch_size, at_end="complete"))
-        for rank in range(dp)
-    ]
+    options = {"batch_size": batch_size, "at_end": "complete"}
+    ranks = [all_written(open_sequences(directory, form, rank, dp, **options)) for rank in range(dp)]
     assert {len(rank) for rank in ranks} == {-(-len(whole) // micro) * batch_size}
     steps = range(0, len(ranks[0]), batch_size)
     in_turn = [one for first in steps for rank in ranks for one in rank[first : first + batch_size]]
@@ -123,9 +121,7 @@ def test_what_is_left_over_is_told(stream: Path, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("form", [Pack(8), Pad(8)])
-def test_too_long_row_is_refused_or_left_out_everywhere(
-    stream: Path, form: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_too_long_row_is_refused_or_left_out(stream: Path, form: Any, caplog: pytest.LogCaptureFixture) -> None:
     for rank in range(2):
         run = open_sequences(stream, form, rank, 2)
         assert refusal_of(BadSample, r"too_long='drop'", list, run).sample == 7
@@ -191,9 +187,7 @@ def test_bad_rows_are_left_out_of_their_packs(stream: Path) -> None:
         (Split(8), lambda row: {"input_ids": [1], "labels": []}, {}, 0, "1 input_ids and 0 labels"),
     ],
 )
-def test_rows_that_make_nothing_are_told(
-    stream: Path, form: Any, encode: Any, options: Any, sample: int, says: str
-) -> None:
+def test_rows_that_make_nothing(stream: Path, form: Any, encode: Any, options: Any, sample: int, says: str) -> None:
     assert refusal_of(BadSample, says, lambda: list(encoding(stream, form, encode, **options))).sample == sample
 
 
@@ -241,9 +235,9 @@ def write_packs(directory: Path, *, end: bool = True) -> Path:
 
 @pytest.mark.parametrize("form", [Pack(10), Split(10), Pad(10)])
 def test_a_stream_of_packs_is_refused(tmp_path: Path, form: Any) -> None:
-    with ChunkWriter(tmp_path / "arrays", 1, arrays=True, encoding={"by": "hand"}) as writer:
-        writer.write({"pack": [{"input_ids": np.arange(3)}], "lengths": [3]}, tokens=3)
-    for directory in (write_packs(tmp_path / "s"), tmp_path / "arrays"):
+    row = {"pack": [{"input_ids": np.arange(3)}], "lengths": [3]}
+    arrays = publish_rows(tmp_path / "arrays", 1, [row], [3], arrays=True, encoding={"by": "hand"})
+    for directory in (write_packs(tmp_path / "s"), arrays):
         assert raised(StreamMismatch, open_sequences, directory, form).actual == "packs"
 
 

@@ -24,20 +24,8 @@ from lazyshard.errors import BadSample, CursorTaken, LengthUnknown, StateMismatc
 from lazyshard.format.records import chunk_name
 from lazyshard.stream import list_consumers, read_reading, read_retired
 from lazyshard.stream.listing import retire
-from tests.data.runs import (
-    LENGTHS,
-    all_written,
-    check_any_ranks_go_on,
-    chunks_before,
-    continued,
-    expected,
-    forms,
-    free,
-    loader_of,
-    open_sequences,
-    tokens_of_row,
-    write_rows,
-)
+from tests.data import runs
+from tests.data.runs import LENGTHS, all_written, chunks_before, expected, open_sequences, tokens_of_row, write_rows
 from tests.data.test_stream_state import stateful
 from tests.data.workers import DEADLINE_S
 from tests.stream.streams import cursor_of, fork, produce, raised, reap, refusal_of, wait_until
@@ -94,7 +82,7 @@ def test_rows_are_made_sequences_in_turn_and_any_ranks_go_on_with_the_next_one(
     tmp_path_factory: pytest.TempPathFactory, blended: bool, data: st.DataObject
 ) -> None:
     lists = st.lists(st.integers(0, 9), min_size=3 * blended, max_size=25)
-    first, second, form = data.draw(lists, label="a"), data.draw(lists, label="b"), data.draw(forms, label="form")
+    first, second, form = data.draw(lists, label="a"), data.draw(lists, label="b"), data.draw(runs.forms, label="form")
     shares = {"a": data.draw(st.sampled_from([1.0, 3.0])), "b": data.draw(st.sampled_from([1.0, 2.0]))}
     options = data.draw(st.sampled_from(ENDS), label="end") if blended else {}
     stages, window = data.draw(STAGES, label="stages"), data.draw(st.integers(1, 4), label="window")
@@ -112,7 +100,7 @@ def test_rows_are_made_sequences_in_turn_and_any_ranks_go_on_with_the_next_one(
         run.set_epoch(epoch)
         return run
 
-    check_any_ranks_go_on(opened, made_of(ids, lengths, form, 3 * window, seed, epoch), stages)
+    runs.check_any_ranks_go_on(opened, made_of(ids, lengths, form, 3 * window, seed, epoch), stages)
 
 
 WEIGHTS = {"a": 3.0, "b": 1.0}
@@ -123,7 +111,7 @@ WEIGHTS = {"a": 3.0, "b": 1.0}
 def test_pass_of_workers_over_a_live_blend_ends_where_it_does(tmp_path: Path, form: Any, workers: int) -> None:
     write_both(tmp_path, {"a": LENGTHS[:9], "b": LENGTHS[:9]}, end=False)
     run = open_sequences(blend(tmp_path, WEIGHTS), form)
-    loader = iter(loader_of(run, workers))
+    loader = iter(runs.loader_of(run, workers))
     found = list(next(loader))
     write_both(tmp_path, {"a": LENGTHS, "b": LENGTHS})
     found += [one for batch in loader for one in batch]
@@ -161,7 +149,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         (of(dp_rank=1, dp_size=2), {}, "without dp_rank and dp_size"),
         (of(), {"encode_fn": number}, "settings of the data sets"),
         (of(), {"consumer": "run"}, "settings of the data sets"),
-        (continued(of(**alone), of(**alone).state_dict(3)), {}, "it continues from a state"),
+        (runs.continued(of(**alone), of(**alone).state_dict(3)), {}, "it continues from a state"),
     ]
     for drawn, options, what in refused:
         refusal_of(ValueError, what, open_sequences, drawn, Pack(9), **options)
@@ -193,14 +181,14 @@ def test_chunks_of_whole_windows_are_done_with_and_other_ranks_go_on_without_the
     done: list[int] = []
     consumed, state = 0, None
     for dp, steps in ((2, 3), (3, 1), (1, 2), (2, 99)):
-        runs = [open_sequences(stream, form, rank, dp, state, window=WINDOW, consumer="run") for rank in range(dp)]
+        ranks = [open_sequences(stream, form, rank, dp, state, window=WINDOW, consumer="run") for rank in range(dp)]
         steps = min(steps, (len(left) - consumed) // dp)
-        for micro_batch in zip(*(all_written(itertools.islice(run, steps)) for run in runs), strict=True):
+        for micro_batch in zip(*(all_written(itertools.islice(run, steps)) for run in ranks), strict=True):
             found += micro_batch
         consumed += steps * dp
-        state = runs[0].state_dict(consumed)
-        assert [run.commit(consumed, last_epoch=True, take_over=True) for run in runs] == [True] + [False] * (dp - 1)
-        done.append(free(stream))
+        state = ranks[0].state_dict(consumed)
+        assert [run.commit(consumed, last_epoch=True, take_over=True) for run in ranks] == [True] + [False] * (dp - 1)
+        done.append(runs.free(stream))
     assert found == left[:consumed] and len(left) - consumed < 2
     # The last window begins with what a split leaves over of the one before.
     assert done == ([4, 4, 6, 6] if isinstance(form, Pack) else [0, 0, 0, 4])
@@ -274,7 +262,7 @@ def test_a_producer_that_deletes_and_a_run_that_commits_get_through(tmp_path: Pa
     try:
         sequences = open_sequences(stream, Pack(9), batch_size=2, consumer="run")
         rows, consumed = [], 0
-        for batch in loader_of(sequences, workers, batch_size=2):
+        for batch in runs.loader_of(sequences, workers, batch_size=2):
             rows += [row for pack in batch for row in pack]
             consumed += 2
             if consumed % 6 == 0:
@@ -290,7 +278,7 @@ def test_rows_go_through_steps_and_dropped_ones_are_left_out_of_their_pack(tmp_p
     stream = write_rows(tmp_path / "s", LENGTHS)
     steps = [Filter(drop_every_third, with_indices=True), Map(negate)]
     sequences = open_sequences(stream, Pack(30), steps=steps)
-    found = [pack for batch in loader_of(sequences, workers) for pack in batch]
+    found = [pack for batch in runs.loader_of(sequences, workers) for pack in batch]
     assert found == [[-row for row in pack if row % 3 != 2] for pack in expected(LENGTHS, Pack(30), 6)]
     assert sequences.stats().dropped == len(LENGTHS) // 3
 
@@ -307,17 +295,15 @@ def test_a_split_takes_steps_that_keep_lengths_and_no_filter(tmp_path: Path) -> 
         refusal_of(BadSample, says, list, open_sequences(stream, Split(5), steps=step))
 
 
-def test_a_commit_after_the_state_of_a_later_checkpoint_or_of_another_rank_reads_no_chunk_that_is_gone(
-    tmp_path: Path,
-) -> None:
+def test_a_commit_after_the_state_of_a_later_checkpoint_or_another_rank_reads_no_deleted_chunk(tmp_path: Path) -> None:
     stream = write_rows(tmp_path / "s", [4] * 60)
     run, other = (open_sequences(stream, Pack(4), rank, 2, window=1, consumer="run") for rank in range(2))
     assert run.commit(30, last_epoch=True)
-    assert free(stream) == 10 and not (stream / chunk_name(9)).exists()
+    assert runs.free(stream) == 10 and not (stream / chunk_name(9)).exists()
     assert not other.commit(30, last_epoch=True)
     states = [run.state_dict(consumed) for consumed in (36, 54)]
     assert run.commit(36, last_epoch=True)
-    assert free(tmp_path / "s") == 12
+    assert runs.free(tmp_path / "s") == 12
     assert run.state_dict(54) == states[1]
 
 
@@ -329,6 +315,6 @@ def test_what_a_worker_needs_to_go_on_is_not_freed(tmp_path: Path) -> None:
     assert len(list(itertools.islice(batches, 6))) == 6
     state = loader.state_dict()
     assert run.commit(6, last_epoch=True)
-    assert free(tmp_path / "s") == 1
+    assert runs.free(tmp_path / "s") == 1
     again = open_sequences(tmp_path / "s", Pack(4), window=1)
     assert list(stateful(again, 2, 1, state, collate_fn=all_written)) == list(batches)

@@ -220,9 +220,7 @@ def audit_of(stream: Path, *checkpoints: Path) -> Audit:
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_a_trace_tells_what_was_trained_and_an_audit_proves_it(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_trace_and_audit_tell_what_was_trained(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(0, 9), min_size=3, max_size=25), label="lengths")
     form, seed = data.draw(forms, label="form"), data.draw(st.none() | st.just(5), label="seed")
     at_end, blended = data.draw(st.sampled_from(["drop", "complete"])), data.draw(st.booleans(), label="blended")

@@ -87,9 +87,7 @@ def in_turn(directory: Path, rank: int, dp: int, workers: int, batch_size: int, 
 
 @ANY
 @given(data=st.data())
-def test_any_ranks_workers_and_ends_are_those_of_lists(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_ranks_workers_and_ends_are_as_of_lists(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     dp, workers, batch = (data.draw(st.integers(1, 4), label=name) for name in ("dp", "workers", "batch size"))
     total, per_chunk = data.draw(st.integers(0, 40), label="samples"), data.draw(st.integers(1, 5), label="per chunk")
     unit, size = data.draw(st.sampled_from([("chunk", per_chunk), ("sample", 1), ("batch", batch)]), label="unit")

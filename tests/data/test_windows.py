@@ -26,7 +26,7 @@ from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, PICKLED, ids, loader
 from tests.stream.arrays import expected, produce, values
 from tests.stream.streams import produce as produce_rows
-from tests.stream.streams import raised, refusal_of
+from tests.stream.streams import publish_rows, raised, refusal_of
 
 SAMPLES, PER_CHUNK = 120, 10
 
@@ -194,11 +194,8 @@ RANKS, BATCH, ROWS = 8, 4, 320
 
 @pytest.fixture(scope="module")
 def one_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("one") / "s"
-    with ChunkWriter(directory, ROWS) as writer:
-        for number in range(ROWS):
-            writer.write({"id": number, "text": "x" * number})
-    return directory
+    rows = ({"id": number, "text": "x" * number} for number in range(ROWS))
+    return publish_rows(tmp_path_factory.mktemp("one") / "s", ROWS, rows)
 
 
 def joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -249,9 +246,7 @@ def kinds(rows: list[Any]) -> list[tuple[str, Any]]:
 
 
 def late(directory: Path, sizes: list[int], window: int = 0) -> LazyShardedDataset:
-    with ChunkWriter(directory, 2) as writer:
-        for i, size in enumerate(sizes):
-            writer.write({"id": i, "blob": chr(97 + i) * size, "more": [0]})
+    publish_rows(directory, 2, ({"id": i, "blob": chr(97 + i) * size, "more": [0]} for i, size in enumerate(sizes)))
     return open_rank(directory, encode_fn=LateRow, batch_size=2, shuffle_window=window)
 
 

@@ -24,27 +24,13 @@ from lazyshard.format.row import check_row
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import Cursor
 from lazyshard.part import Part
-from tests.format.records import (
-    CURSOR,
-    CURSOR_STATE,
-    RECORDS,
-    WRONG,
-    Record,
-    Wrong,
-    changed,
-    integers,
-    json_of,
-    plain,
-    refusal,
-    with_field,
-    without,
-    written,
-)
+from tests.format import records as examples
+from tests.format.records import CURSOR, CURSOR_STATE, RECORDS, WRONG, Record, changed, plain, refusal, without, written
 from tests.stream.streams import raised
 
 every_record = pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
-LEAVES = st.none() | st.booleans() | integers | st.floats() | st.text("A0=a\u00fc", max_size=12)
-anything = json_of(LEAVES, st.text("ab"), 5)
+LEAVES = st.none() | st.booleans() | examples.integers | st.floats() | st.text("A0=a\u00fc", max_size=12)
+anything = examples.json_of(LEAVES, st.text("ab"), 5)
 
 
 @every_record
@@ -64,9 +50,9 @@ def test_later_format_is_refused_with_both_numbers_before_anything_else_is_read(
 
 
 @pytest.mark.parametrize(("name", "what"), WRONG, ids=[f"{name}-{one.path}-{one.value!r:.20}" for name, one in WRONG])
-def test_wrong_field_is_refused(name: str, what: Wrong) -> None:
+def test_wrong_field_is_refused(name: str, what: examples.Wrong) -> None:
     record = RECORDS[name]
-    data, file = orjson.dumps(with_field(record.golden, what.path, what.value)), f"/data/s/{record.file}"
+    data, file = orjson.dumps(examples.with_field(record.golden, what.path, what.value)), f"/data/s/{record.file}"
     found = refusal(lambda: record.decode(data, file), record.error, file, what.field)
     assert what.expected in str(found.expected)
 
@@ -108,7 +94,7 @@ def test_file_cut_anywhere_or_nested_past_all_limits_is_refused(record: Record) 
         raised(FormatInvalid, record.decode, b'{"format":' + data)
 
 
-def is_refused_when_made(name: str, what: Wrong) -> bool:
+def is_refused_when_made(name: str, what: examples.Wrong) -> bool:
     if name not in ("hint", "cursor", "cursor of a run", "state", "manifest") or what.path in ("consumer", "state"):
         return False
     return what.path in {field.name for field in dataclasses.fields(RECORDS[name].value)}

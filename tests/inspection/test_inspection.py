@@ -22,7 +22,7 @@ from lazyshard.stream.cursor import write_cursor
 from lazyshard.stream.listing import retire
 from lazyshard.stream.stream import open_now
 from tests.stream.damage import Damage, delete, edit, flip, put, stream
-from tests.stream.streams import foreign, produce, raised, refusal_of
+from tests.stream.streams import foreign, produce, publish_rows, raised, refusal_of
 
 
 def facts(found: inspection.Overview) -> tuple[int, int, int, bool, bool]:
@@ -255,10 +255,7 @@ def test_deleted_chunks_are_not_looked_at_and_of_many_consumers_those_furthest_b
 
 def test_a_clock_that_was_set_back_does_not_lead_back(tmp_path: Path) -> None:
     moments = iter([0.0, 0.0, *range(9, 0, -1), *[0.0] * 99])
-    writer = ChunkWriter(tmp_path, 2, clock=lambda: next(moments))
-    for number in range(6):
-        writer.write({"id": number})
-    writer.close(end=False)
+    publish_rows(tmp_path, 2, [{}] * 6, end=False, clock=lambda: next(moments))
     times = [one.time for one in course(inspection.take_history(tmp_path))]
     assert len(times) == 3 and len(set(times)) == 1 and times[0] > 0
 

@@ -115,11 +115,8 @@ def test_a_rate_takes_two_marks_of_the_reader_and_one_without_marks_has_that_of_
     first = (consumer("a", needs=1), consumer("b", needs=10), consumer("c", consumed=100, done=9))
     rates = [[one.read_chunks_per_s for one in looks.add(survey(first, NOW + at)).consumers] for at in (0, 1)]
     assert rates == [[None] * 3] * 2
-    told = (
-        consumer("a", needs=2, at=NOW + 2),
-        consumer("b", needs=14, at=NOW + 2),
-        consumer("c", consumed=140, done=13, at=NOW + 2),
-    )
+    at = NOW + 2
+    told = consumer("a", needs=2, at=at), consumer("b", needs=14, at=at), consumer("c", consumed=140, done=13, at=at)
     readers = looks.add(survey(told, NOW + 3)).consumers
     found = [(one.read_chunks_per_s, one.supply, one.starving_in_s) for one in readers]
     assert found == [(0.5, "steady", None), (2.0, "shrinking", 4.0), (2.0, "unknown", None)]

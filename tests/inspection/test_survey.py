@@ -18,10 +18,10 @@ from lazyshard.format.seal import MixedSource
 from lazyshard.inspection import survey
 from lazyshard.stream.listing import names_of, retire
 from lazyshard_producer.cli import main
-from tests.cli.commands import as_another_user
+from tests.cli.commands import as_other_user
 from tests.harness.processes.producing import rows as made_rows
 from tests.stream.damage import checkpoint, edit_head, reads
-from tests.stream.streams import foreign, head, needs_root, produce, raised
+from tests.stream.streams import foreign, head, needs_root, produce, raised, raising
 
 NOW = 1_700_000_000.0
 ROWS = b'{"id":0}\n{"id":1}\n'
@@ -55,12 +55,10 @@ def test_live_stream(tmp_path: Path) -> None:
 
 
 def test_look_at_a_long_stream_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("listed")
 
     produce(tmp_path, 2, end=False)
     edit_head(tmp_path, chunks=10**15, samples=2 * 10**15, updated_at=NOW - 60)
-    monkeypatch.setattr(survey, "list_chunks", refuse)
+    monkeypatch.setattr(survey, "list_chunks", raising(AssertionError("listed")))
     found = look(tmp_path)
     assert found.census.chunks == 10**15
     assert len(found.disk.missing) == survey.SAMPLED_CHUNKS - 1
@@ -185,7 +183,7 @@ def test_stream_that_may_not_be_listed_can_be_looked_at(tmp_path: Path, monkeypa
         raised(PermissionError, os.listdir, ".")
         assert counted(look(Path("."))) == (2, 4, False, 0)
 
-    as_another_user(tmp_path, monkeypatch, work, mode=0o711)
+    as_other_user(tmp_path, monkeypatch, work, mode=0o711)
 
 
 def chunk(directory: Path, number: int, data: int, seal: int) -> None:

@@ -6,15 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard import ChunkWriter
 from lazyshard.errors import FileInvalid, StreamMismatch, StreamMissing
 from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.inspection import verification_files
 from lazyshard.inspection.verification import Verified, verify
 from lazyshard.inspection.verification_files import StreamFiles, chunks_to_check, leftovers, missing_chunks, sort_names
-from tests.cli.commands import as_another_user, contents
+from tests.cli.commands import as_other_user, contents
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, found, move, put, stream, swap
-from tests.stream.streams import cursor, foreign, needs_root, produce, python, raised, reading, seal_rows
+from tests.stream.streams import cursor, foreign, needs_root, produce, publish_rows, python, raised, reading, seal_rows
 
 C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))
 S0, S1, S2, S3 = (f"chunk_0000{chunk}.jsonl.completed" for chunk in range(4))
@@ -100,9 +99,7 @@ C7, S7 = "chunk_00007.jsonl", "chunk_00007.jsonl.completed"
         (put("cursors/a.reading.json", b"[]"), [("leftover invalid", "cursors/a.reading.json")]),
     ],
 )
-def test_damage_that_shows_in_several_places_and_leftovers(
-    damage: Damage, wanted: list[tuple[str, str]], tmp_path: Path
-) -> None:
+def test_damage_in_several_places_and_leftovers(damage: Damage, wanted: list[tuple[str, str]], tmp_path: Path) -> None:
     damage(stream(tmp_path))
     assert [finding[:2] for finding in found(tmp_path)] == wanted
 
@@ -177,7 +174,7 @@ def test_what_may_not_be_read_is_told_and_the_rest_looked_at(tmp_path: Path, mon
         kinds = [finding[:2] for finding in found(Path())]
         assert kinds == [("unchecked unreadable", C1), ("damage digest", f"{C2} row 0")]
 
-    as_another_user(tmp_path, monkeypatch, work)
+    as_other_user(tmp_path, monkeypatch, work)
 
 
 PEAK = """
@@ -190,10 +187,8 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 def test_memory_does_not_grow_with_the_chunk(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "large", 50) as writer:
-        for number in range(50):
-            writer.write({"id": number, "text": "x" * (1 << 20)})
-    peaks = [int(python(PEAK, directory).stdout) for directory in (stream(tmp_path / "small"), tmp_path / "large")]
+    large = publish_rows(tmp_path / "large", 50, ({"id": number, "text": "x" * (1 << 20)} for number in range(50)))
+    peaks = [int(python(PEAK, directory).stdout) for directory in (stream(tmp_path / "small"), large)]
     assert peaks[1] - peaks[0] < 20_000, "kB for a chunk of 50 MB"
 
 

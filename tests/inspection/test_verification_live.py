@@ -174,9 +174,7 @@ def test_stream_that_is_replaced_meanwhile(tmp_path: Path) -> None:
 CHUNKS = 40
 
 
-def test_findings_are_those_of_one_process_and_progress_is_told_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_findings_are_as_of_one_process_and_progress_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check_by_others(directory: Path, quick: bool, batches: list[list[ChunkFiles]], jobs: int) -> Any:
         return check_in_order(directory, quick, [[files] for batch in batches for files in batch], jobs, alone_s=0.0)
 

@@ -24,21 +24,9 @@ from tests.cli.commands import lazyshard
 from tests.harness.processes.environment import environment, run_command
 from tests.harness.processes.nursery import Nursery, has_ended
 from tests.harness.processes.producing import run as produce
-from tests.packaging.guide_programs import (
-    DEADLINE_S,
-    QUIET,
-    ROOT,
-    blocks,
-    dialogue,
-    finish,
-    ranks_of,
-    settled,
-    steps,
-    wait_until,
-    with_commands,
-    with_tools,
-)
-from tests.stream.streams import cursor_of
+from tests.packaging import guide_programs
+from tests.packaging.guide_programs import DEADLINE_S, QUIET, ROOT, blocks, finish, ranks_of, settled, steps, wait_until
+from tests.stream.streams import cursor_of, publish_rows
 from tests.swift.commands import free_port
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300), pytest.mark.usefixtures("here")]
@@ -191,7 +179,10 @@ def job(folder: Path, env: dict[str, str], nodes: int) -> Iterator[subprocess.Po
     """Runs the batch script on so many nodes of one rank each; rank r prints to `out{r}`, all else goes to logs."""
     own = {"TRAIN": "train.py", "STREAM": "stream", "RUN": "runs/first", "PORT": str(free_port())}
     own |= {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "any", "SLURM_JOB_NUM_NODES": str(nodes)}
-    options: dict[str, Any] = {"env": env | QUIET | own | {"SLURM_GPUS_ON_NODE": "1"}, "start_new_session": True}
+    options: dict[str, Any] = {
+        "env": env | QUIET | own | {"SLURM_GPUS_ON_NODE": "1"},
+        "start_new_session": True,
+    }
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(["bash", "train.sbatch"], cwd=folder, stdout=log, stderr=log, **options)
         try:
@@ -205,7 +196,7 @@ def job(folder: Path, env: dict[str, str], nodes: int) -> Iterator[subprocess.Po
 def test_job_is_queued_again_when_its_time_is_over_and_goes_on_with_another_number_of_nodes(tmp_path: Path) -> None:
     own = '>"out$SLURM_PROCID" 2>"log$SLURM_PROCID"'
     torchrun = f'#!/bin/sh\nexec "{sys.executable}" -m torch.distributed.run "$@" {own}\n'
-    env = with_tools(tmp_path, {"srun": SRUN, "scontrol": SCONTROL, "torchrun": torchrun})
+    env = guide_programs.with_tools(tmp_path, {"srun": SRUN, "scontrol": SCONTROL, "torchrun": torchrun})
     (tmp_path / "train.sbatch").write_text(TRAIN, encoding="utf-8")
     (tmp_path / "train.py").write_text(blocks("pytorch.md", "python")[0], encoding="utf-8")
     writer = ChunkWriter(tmp_path / "stream", 4)
@@ -258,7 +249,7 @@ def test_the_page_prints_what_it_says(tmp_path: Path) -> None:
     found = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     kinds, (prepare, background, program, *consoles) = zip(*found, strict=True)
     assert kinds == ("bash", "bash", "python", "console", "console", "console")
-    env = with_commands(tmp_path)
+    env = guide_programs.with_commands(tmp_path)
     (tmp_path / "train.py").write_text(program)
 
     def run(command: str) -> str:
@@ -268,12 +259,12 @@ def test_the_page_prints_what_it_says(tmp_path: Path) -> None:
     subprocess.run(["bash", "-c", prepare], env=env, check=True, timeout=DEADLINE_S)
     assert background.endswith("&\n")
     with subprocess.Popen(["bash", "-c", f"exec {background[:-2]}"], env=env) as producer:
-        asked = [turn for text in consoles[:2] for turn in dialogue(text)]
+        asked = [turn for text in consoles[:2] for turn in guide_programs.dialogue(text)]
         assert [command for command, _ in asked] == ["python train.py 3", "python train.py 100"]
         answers = [(command, run(command)) for command, _ in asked]
         assert producer.wait(DEADLINE_S) == 0, (tmp_path / "producer.log").read_text()
     assert answers == asked
-    looks = dialogue(consoles[2])
+    looks = guide_programs.dialogue(consoles[2])
     assert len(looks) == 3
     for line, printed in looks:
         name, *words = shlex.split(line)
@@ -285,9 +276,8 @@ def test_example_of_lengths_prints_what_the_page_says(tmp_path: Path) -> None:
     module, program = blocks("../lengths.md", "python")
     (line,) = (text for text in blocks("../lengths.md", "console") if "lazyshard-producer " in text)
     (printed,) = blocks("../lengths.md", "text")
-    with ChunkWriter(tmp_path / "raw", 7) as writer:
-        for number in range(40):
-            writer.write({"id": number, "text": " ".join(["word"] * (1 + 13 * number % 37))})
+    texts = [" ".join(["word"] * (1 + 13 * number % 37)) for number in range(40)]
+    publish_rows(tmp_path / "raw", 7, ({"id": number, "text": text} for number, text in enumerate(texts)))
     (tmp_path / "my_rows.py").write_text(module, encoding="utf-8")
     words = shlex.split(line.replace("\\\n", " ").removeprefix("$ "))
     assert produce(*words[1:], cwd=tmp_path).returncode == 0
@@ -373,13 +363,13 @@ shutil.copytree(source, target, ignore=left_out, dirs_exist_ok=True)
 
 def test_moved_stream_is_whole_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("rsync") is None:
-        monkeypatch.setenv("PATH", with_tools(tmp_path, {"rsync": RSYNC})["PATH"])
+        monkeypatch.setenv("PATH", guide_programs.with_tools(tmp_path, {"rsync": RSYNC})["PATH"])
     writer = ChunkWriter("old", 2)
     write(writer, 0, 6)
     state = LazyShardedDataset("old", dp_rank=0, dp_size=1, max_total_samples=10).state_dict(4)
     writer.close(end=False)
     (session,) = page("moving", "console")
-    for command, expected in dialogue(session):
+    for command, expected in guide_programs.dialogue(session):
         name, *arguments = shlex.split(command)
         run = lazyshard if name == "lazyshard" else partial(run_command, name)
         done = run(*arguments)
@@ -414,8 +404,7 @@ def test_hf_datasets_reads_published_chunks_and_is_published(tmp_path: Path, mon
     assert [read.stdout] == page("hf-datasets", "text")
     writer.close(end=False)
     arrays = program.replace('"stream"', '"arrays"').replace("rows[2]", "rows[0]")
-    with ChunkWriter("arrays", 1, arrays=True) as writer:
-        writer.write({"input_ids": np.arange(3)})
+    publish_rows(Path("arrays"), 1, [{"input_ids": np.arange(3)}], arrays=True)
     read = subprocess.run([sys.executable, "-c", arrays], capture_output=True, text=True, check=True)
     assert "{'$array': ['int64', [3], 0]}" in read.stdout
     # The other direction.
@@ -432,7 +421,7 @@ def test_hf_datasets_reads_published_chunks_and_is_published(tmp_path: Path, mon
 def test_stream_of_an_earlier_commit_is_read_and_one_of_a_later_format_refused() -> None:
     shutil.copytree(ROOT / "tests" / "written" / "by_5c9efa2" / "streams" / "ended", "stream")
     (session,) = page("upgrading", "console")
-    ((line, expected),) = dialogue(session)
+    ((line, expected),) = guide_programs.dialogue(session)
     command = line.removeprefix("lazyshard ").split()
     assert settled(lazyshard(*command).stdout) == settled(expected)
     manifest = Path("stream/stream.json")

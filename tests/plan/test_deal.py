@@ -39,9 +39,7 @@ def test_lanes_are_the_oracles_in_arrays_too_and_back(case: Case) -> None:
     st.integers(0, 40),
     st.none() | st.sampled_from([SplitOf((3, 2, 1), 1), SplitOf((5, 1), 0), SplitOf((5, 1), 1)]),
 )
-def test_numbering_of_what_is_kept_equals_a_list(
-    ranges: list[tuple[int, int]], start: int, stop: int, split: SplitOf | None
-) -> None:
+def test_numbering_equals_a_list(ranges: list[tuple[int, int]], start: int, stop: int, split: SplitOf | None) -> None:
     gaps = Gaps(ranges, split)
     out = {sample for low, high in ranges for sample in range(low, high)}
     if split is not None:

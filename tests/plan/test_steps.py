@@ -64,9 +64,7 @@ def batches(ending: Ending, at_end: AtEnd) -> list[list[int]]:
 
 
 def in_turn(lanes: list[list[int]]) -> list[int]:
-    return [
-        lane[position] for position in range(max(map(len, lanes), default=0)) for lane in lanes if position < len(lane)
-    ]
+    return [lane[at] for at in range(max(map(len, lanes), default=0)) for lane in lanes if at < len(lane)]
 
 
 @PROPERTY

@@ -206,9 +206,7 @@ def test_ended_stream_that_was_made_otherwise_is_refused(
     assert produce(data, *ASKED, command="check") == 0
 
 
-def test_other_weights_and_sources_after_the_end(
-    data: Path, out: Path, fails: Fails, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_and_sources_after_end(data: Path, out: Path, fails: Fails, capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.jsonl").write_bytes(ROW)
     Path("other").mkdir()
     Path("empty.jsonl").touch()

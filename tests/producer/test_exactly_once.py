@@ -229,9 +229,7 @@ weightings = st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=5, max_si
 
 @hypothesis_settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_growth_further_sources_and_other_weights(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_growth_more_sources_and_other_weights(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("run")
     before = data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=3))
     growth = data.draw(st.lists(st.integers(0, 4), min_size=3, max_size=3))

@@ -29,22 +29,9 @@ from lazyshard_producer.rows.recipe import Maker
 from lazyshard_producer.run import run as run_settings
 from lazyshard_producer.stop import Stop
 from tests.cli.commands import lazyshard, python
+from tests.harness.processes import producing
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.producing import (
-    assert_one_line,
-    catches,
-    head,
-    ids,
-    plain_sources,
-    published,
-    refused,
-    rows,
-    run,
-    run_arguments,
-    running,
-    start,
-    wait_until,
-)
+from tests.harness.processes.producing import catches, head, ids, published, rows, run_arguments, running, wait_until
 from tests.producer.commands import Fails, Running, commit
 from tests.producer.rows.draining import making
 from tests.stream.streams import raised
@@ -91,7 +78,7 @@ def test_clock_jumps_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         patch.setenv("FAKETIME_NO_CACHE", "1")
         patch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
         # A pipe is waited for by poll: libfaketime 0.9.10 breaks time.sleep of Python 3.11.
-        process = start(*run_arguments(out, [pipe], 10, "--log-every-seconds", "0.1"))
+        process = producing.start(*run_arguments(out, [pipe], 10, "--log-every-seconds", "0.1"))
     with process, pipe.open("wb", buffering=0) as writer:
         wait_until((out / "head.json").exists, process)
         for number, year in enumerate((2030, 2001, 2036, 1971)):
@@ -157,7 +144,7 @@ def test_nonsense_is_refused_with_the_reason(function: str) -> None:
 def test_nonsense_is_quarantined(function: str, workers: int, source: Path, out: Path) -> None:
     assert main(transforming(out, source, function, "--on-bad-row", "quarantine", "--workers", workers)) == 0
     assert ids(out) == [0, 1, 2, 4, 5]
-    (entry,) = refused(out)
+    (entry,) = producing.refused(out)
     assert (entry["line"], entry["row"]) == (4, '{"id":3,"text":"row 3"}')
     assert entry["reason"].startswith(f"--transform {NONSENSE[function]}")
 
@@ -171,7 +158,7 @@ def test_no_memory_stops_the_run(option: str, source: Path, out: Path, fails: Fa
 
 
 def test_what_is_printed_disturbs_nothing(source: Path, out: Path) -> None:
-    done = run(*transforming(out, source, "prints", "--workers", 1))
+    done = producing.run(*transforming(out, source, "prints", "--workers", 1))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"printed {number}" for number in range(6)]
     assert ids(out) == list(range(6))
@@ -191,7 +178,7 @@ def test_a_function_that_hangs_is_left_by_the_second_signal(source: Path, nurser
 
 def test_a_signal_while_the_command_is_loaded(source: Path, out: Path) -> None:
     # The first thing that the command does is to note signals; the slow imports come after.
-    process = start(*run_arguments(out, [source], 10, "--rate", 0.01))
+    process = producing.start(*run_arguments(out, [source], 10, "--rate", 0.01))
     wait_until(lambda: catches(process.pid, signal.SIGTERM), process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
@@ -234,7 +221,7 @@ def test_one_that_wakes_deletes_nothing(nursery: Commands, source: Path, out: Pa
         before = snapshot(out)
         status, err = old.end(signal.SIGCONT)
         assert status == 6
-        assert_one_line(err, "has taken this stream over")
+        producing.assert_one_line(err, "has taken this stream over")
     assert snapshot(out) == before
     assert ids(out) == list(range(60))
 
@@ -291,7 +278,7 @@ def test_waiting_for_the_rate(source: Path, out: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(RowLoop, "clock", staticmethod(lambda: now))
     monkeypatch.setattr(RowLoop, "sleep", staticmethod(sleep))
     monkeypatch.setattr(Display, "show", lambda _, tally: shown.append(tally.seconds))
-    settings = Settings(sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, rate=0.01)
+    settings = Settings(sources=producing.plain_sources([str(source)]), out=str(out), samples_per_chunk=2, rate=0.01)
     outcome = run_settings(settings, Display(log=True), Stop())
     assert isinstance(outcome, Outcome)
     assert 300 <= outcome.tally.seconds < 301
@@ -350,9 +337,7 @@ def waits(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def test_function_that_does_not_return_is_named_with_its_row(
-    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hung_function_is_named_with_its_row(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
     def warn(_: object, text: str) -> None:
@@ -364,7 +349,7 @@ def test_function_that_does_not_return_is_named_with_its_row(
     monkeypatch.setattr(Display, "warn", warn)
     source.write_bytes(rows(0, 6))
     settings = Settings(
-        sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, transform=f"{__name__}:waits"
+        sources=producing.plain_sources([str(source)]), out=str(out), samples_per_chunk=2, transform=f"{__name__}:waits"
     )
     with Stop() as stop:
         run_settings(settings, Display(log=False), stop)

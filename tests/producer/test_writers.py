@@ -153,9 +153,7 @@ def test_check_shows_where_a_writer_would_continue(out: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(("declared", "missing"), [("3", "1 of 3 writers not begun"), ("a,b,c", "'c' has not begun")])
-def test_end_refuses_while_a_declared_writer_has_not_begun(
-    declared: str, missing: str, out: Path, fails: Fails
-) -> None:
+def test_end_refuses_until_declared_writers_have_begun(declared: str, missing: str, out: Path, fails: Fails) -> None:
     for name, first in (("a", 0), ("b", 10)):
         assert main(arguments(out, name, first, first + 5, "--writers", declared, "--no-progress")) == 0
     fails(["end", str(out), "--no-progress"], 6, missing)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard import ChunkWriter
 from lazyshard.cli.main import main as lazyshard_main
 from lazyshard_producer.cli import main as producer_main
+from tests.stream.streams import publish_rows
 
 NAMES: Final = (  # Names that lead elsewhere, or that no file can have; a consumer must have none of them
     *("", ".", "..", "../x", "../../etc/passwd", "/etc/passwd", "a/b", "a\0b", "a\nb", "a\x1b[2Jb", "a\x9bb"),
@@ -22,11 +22,7 @@ SECRET: Final = b'{"password": "kept to myself"}\n'
 
 
 def write_stream(directory: Path, rows: int = 4, per_chunk: int = 2, *, end: bool = True, row: Any = None) -> Path:
-    writer = ChunkWriter(directory, per_chunk)
-    for number in range(rows):
-        writer.write(row or {"id": number})
-    writer.close(end)
-    return directory
+    return publish_rows(directory, per_chunk, (row or {"id": number} for number in range(rows)), end=end)
 
 
 def edit(file: Path, **values: Any) -> None:

@@ -43,6 +43,7 @@ ALLOWED: Final = {  # Where the product does any of this, and why no file of som
     "lazyshard/config/__init__.py: import yaml": "the nodes of its safe loader, of which plain values alone are made",
     "lazyshard/cli/command.py: importlib.import_module": "our own, by constants",
     "lazyshard/lazy.py: importlib.import_module": "our own, by constants, and what the user asks to run",
+    "lazyshard/inspection/thumbnails.py: import_module": "Pillow's decoders of raster formats, by constants",
     "lazyshard/filesystem/side.py: subprocess.Popen": "the command for the other mount, as the user asks for it",
     "producer/lazyshard_producer/errors.py: importlib.import_module": "pyarrow, zstandard, by constants",
     "producer/lazyshard_producer/configuration/settings.py: ast.literal_eval": "docstrings of its own source",
@@ -83,12 +84,9 @@ def test_nothing_else_in_the_product_runs_what_it_reads() -> None:
         tree = ast.parse(file.read_bytes())
         mine = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         mine |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-        imported = {
-            alias.asname or alias.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lazyshard")
-            for alias in node.names
-        }
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+        own = (node for node in imports if (node.module or "").startswith("lazyshard"))
+        imported = {alias.asname or alias.name for node in own for alias in node.names}
         for called in runners_in(tree):
             start, dot, _ = called.partition(".")
             if start not in imported | (OWN if dot else mine):

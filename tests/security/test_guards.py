@@ -19,17 +19,8 @@ from lazyshard_producer.following import journal
 from lazyshard_producer.following.journal import FollowState, Journal
 from lazyshard_producer.ray_pieces import write_piece
 from lazyshard_swift.checkpoints import Position, save_position
-from tests.security.guards import (
-    ESCAPES,
-    SECRET,
-    edit,
-    link_to,
-    outside,
-    producer,
-    second_name_of,
-    unchanged,
-    write_stream,
-)
+from tests.security import guards
+from tests.security.guards import ESCAPES, SECRET, edit, link_to, outside, producer, unchanged, write_stream
 from tests.stream.streams import add, raised
 
 
@@ -47,12 +38,8 @@ def link_out_of_the_stream_is_not_read(place: Path) -> None:
 def temporary_file_is_always_new(place: Path) -> None:
     """Whatever waits under the name of a temporary file: a second name, a link, a pipe; none is written to."""
     elsewhere = outside(place / "elsewhere")
-    plants = (
-        second_name_of(elsewhere / "secret"),
-        link_to(elsewhere / "secret"),
-        link_to(elsewhere / "new"),
-        os.mkfifo,
-    )
+    secret = elsewhere / "secret"
+    plants = (guards.second_name_of(secret), link_to(secret), link_to(elsewhere / "new"), os.mkfifo)
     for number, plant in enumerate(plants):
         temporary, target = place / f"temporary-{number}", place / f"target-{number}"
         plant(temporary)

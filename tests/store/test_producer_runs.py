@@ -269,7 +269,7 @@ def store_that_fails(monkeypatch: pytest.MonkeyPatch, times: int, pause: Callabl
     return store
 
 
-def test_tries_go_on_until_the_call_is_done_and_say_since_when_and_why_nothing_comes_through(
+def test_tries_go_on_until_the_call_is_done_and_say_since_when_and_why_it_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str | None] = []

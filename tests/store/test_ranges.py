@@ -15,7 +15,7 @@ from lazyshard.store.files import UrlPath
 from lazyshard.store.mirror import AHEAD_VARIABLE, RANGED_BYTES
 from tests.store.server import Answer, Server
 from tests.store.streams import put, upload
-from tests.stream.streams import raised
+from tests.stream.streams import publish_rows, raised
 
 pytestmark = pytest.mark.full
 
@@ -27,14 +27,23 @@ def picture(number: int) -> bytes:
     return bytes([number + 1]) * SIZE
 
 
+def publish_pictures(directory: Path, url: UrlPath, pictures: range) -> None:
+    rows = ({"id": number, "image": picture(shown)} for number, shown in enumerate(pictures))
+    upload(publish_rows(directory, ROWS, rows, arrays=True), url)
+
+
+def sharing(url: UrlPath, share: float = 0.0, **options: Any) -> StreamReader:
+    """A reader that draws this share of the rows."""
+    reader = StreamReader(url, **options)
+    reader.share = share
+    return reader
+
+
 @pytest.fixture
 def media(tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch) -> UrlPath:
     """A stream of two chunks of 16 pictures."""
     monkeypatch.setenv(AHEAD_VARIABLE, "0")
-    with ChunkWriter(tmp_path / "made", ROWS, arrays=True) as writer:
-        for number in range(2 * ROWS):
-            writer.write({"id": number, "image": picture(number)})
-    upload(tmp_path / "made", bucket)
+    publish_pictures(tmp_path / "made", bucket, range(2 * ROWS))
     return bucket
 
 
@@ -79,7 +88,7 @@ def test_a_rank_that_draws_whole_chunks_fetches_them_whole(media: UrlPath, fetch
     assert fetched == [ROWS * SIZE]
 
 
-def test_a_node_whose_ranks_draw_most_of_a_chunk_fetches_it_whole(
+def test_a_node_that_draws_most_fetches_all(
     media: UrlPath, fetched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
@@ -94,8 +103,7 @@ def test_a_small_split_is_fetched_by_ranges(media: UrlPath, fetched: list[int]) 
 
 
 def test_rows_in_order_are_fetched_ahead_in_doubling_ranges(media: UrlPath, fetched: list[int]) -> None:
-    reader = StreamReader(media)
-    reader.share = 0.0
+    reader = sharing(media)
     assert [reader.read(number)["image"] == picture(number) for number in range(ROWS)] == [True] * ROWS
     assert [size // SIZE for size in fetched] == [1, 2, 4, 8, 1]
     reader.read(ROWS + 4)
@@ -143,8 +151,7 @@ def test_a_changed_picture_is_refused_and_those_beside_it_are_read(media: UrlPat
     data = bytearray((tmp_path / "made" / arrays_name(0)).read_bytes())
     data[8 * SIZE + 5] ^= 1
     put(media / arrays_name(0), bytes(data))
-    reader = StreamReader(media)
-    reader.share = 0.0
+    reader = sharing(media)
     caught = raised(errors.ChunkCorrupt, reader.read, 8)
     assert (caught.file, caught.row, caught.byte) == (f"{media}/{arrays_name(0)}", 8, 8 * SIZE)
     assert reader.read(9)["image"] == picture(9)
@@ -164,21 +171,16 @@ def test_a_damaged_copy_that_others_read_is_passed_by(
 
 
 def test_a_shortened_object_is_refused(media: UrlPath, tmp_path: Path) -> None:
-    reader = StreamReader(media)
-    reader.share = 0.0
+    reader = sharing(media)
     reader.read(0)
     put(media / arrays_name(0), (tmp_path / "made" / arrays_name(0)).read_bytes()[: 8 * SIZE + 5])
     assert raised(errors.ChunkCorrupt, reader.read, 8).row == 8
 
 
 def test_a_recreated_stream_is_noticed(media: UrlPath, tmp_path: Path) -> None:
-    reader = StreamReader(media)
-    reader.share = 0.0
+    reader = sharing(media)
     reader.read(0)
-    with ChunkWriter(tmp_path / "other", ROWS, arrays=True) as writer:
-        for number in range(2 * ROWS):
-            writer.write({"id": number, "image": picture(number + 100)})
-    upload(tmp_path / "other", media)
+    publish_pictures(tmp_path / "other", media, range(100, 100 + 2 * ROWS))
     raised(errors.StreamMismatch, reader.read, 8)
 
 
@@ -207,11 +209,8 @@ def test_a_torn_range_is_fetched_again(media: UrlPath, tmp_path: Path, fetched: 
 
 
 def test_small_arrays_are_fetched_whole(tmp_path: Path, bucket: UrlPath, server: Server) -> None:
-    with ChunkWriter(tmp_path / "made", ROWS, arrays=True) as writer:
-        for number in range(ROWS):
-            writer.write({"id": number, "image": bytes(RANGED_BYTES - 8)})
-    upload(tmp_path / "made", bucket)
-    reader = StreamReader(bucket)
-    reader.share = 0.0
+    rows = ({"id": number, "image": bytes(RANGED_BYTES - 8)} for number in range(ROWS))
+    upload(publish_rows(tmp_path / "made", ROWS, rows, arrays=True), bucket)
+    reader = sharing(bucket)
     assert [reader.read(number)["id"] for number in range(ROWS)] == list(range(ROWS))
     assert server.gets(arrays_name(0)) == {arrays_name(0): 1}

@@ -247,9 +247,7 @@ def shipping(server: Server, bucket: UrlPath, tmp_path: Path) -> Shipping:
     return Shipping(bucket, tmp_path / "spool")
 
 
-def test_side_file_is_put_and_deleted_with_its_chunk(
-    server: Server, bucket: UrlPath, shipping: Shipping, tmp_path: Path
-) -> None:
+def test_side_file_follows_its_chunk(server: Server, bucket: UrlPath, shipping: Shipping, tmp_path: Path) -> None:
     produce_arrays(shipping.spool.stream, 8, end=False)
     stream_id = StreamReader(shipping.spool.stream).stream_id
     used = sum(map(Shelf(shipping.spool.stream).chunk_size, range(4)))

@@ -98,9 +98,7 @@ def test_patience_ends(server: Server, bucket: UrlPath, monkeypatch: pytest.Monk
         gate.open()
 
 
-def test_failures_of_threads_are_told_once_each(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failure_of_a_thread_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     store, began = ObjectStore("memory://bucket"), time.monotonic() - 12
     for _ in range(3):

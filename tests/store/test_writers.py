@@ -79,9 +79,7 @@ def test_two_writers_end_the_stream_together(writers: Writers) -> None:
     check(writers, (0, 7), (100, 107))
     # Only the newest piece is left of each: its seal holds the position to continue from.
     pieces = [name for name in objects(writers.url) if "/chunk_" in name]
-    assert sorted(pieces) == [
-        f".writers/{name}/chunk_00002.jsonl{seal}" for name in "ab" for seal in ("", ".completed")
-    ]
+    assert sorted(pieces) == [f".writers/{name}/chunk_00002.jsonl{end}" for name in "ab" for end in ("", ".completed")]
     told = f"already ended: {writers.url}/.writers/a holds 7 samples in 3 chunks; nothing to do"
     writers.write("a", 0, 7, words=told)
     writers.write("a", 0, 9, code=5, words="these rows are not in it")

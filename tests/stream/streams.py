@@ -57,6 +57,23 @@ def produce(directory: Path, samples: int, per_chunk: int = 2, *, end: bool = Tr
     return directory
 
 
+def publish_rows(
+    directory: Path,
+    per_chunk: int,
+    rows: Iterable[dict[str, Any] | bytes],
+    tokens: Iterable[int | None] = itertools.repeat(None),
+    *,
+    end: bool = True,
+    **options: Any,
+) -> Path:
+    """A writer with these options publishes rows, each with its number of tokens."""
+    writer = ChunkWriter(directory, per_chunk, **options)
+    for row, length in zip(rows, tokens, strict=False):
+        writer.write(row, tokens=length)
+    writer.close(end)
+    return directory
+
+
 def add(writer: ChunkWriter, start: int, stop: int) -> None:
     for row in rows(start, stop):
         writer.write(row)
@@ -238,11 +255,7 @@ def python(source: str, *arguments: object, before: Iterable[str] = ()) -> subpr
 
 
 def sealed(directory: Path, lengths: list[int], per_chunk: int = 2, *, end: bool = True) -> Path:
-    writer = ChunkWriter(directory, per_chunk)
-    for number, length in enumerate(lengths):
-        writer.write({"id": number}, tokens=length)
-    writer.close(end)
-    return directory
+    return publish_rows(directory, per_chunk, rows(0, len(lengths)), lengths, end=end)
 
 
 def put_lengths(directory: Path, *lengths: list[int], first: int = 0) -> Path:

@@ -23,7 +23,7 @@ from lazyshard.stream.listing import retire
 from tests.data.options import grouped
 from tests.stream.arrays import expected, produce, row, values
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, put
-from tests.stream.streams import fail_when, names, raised, refusal_of
+from tests.stream.streams import fail_when, names, publish_rows, raised, refusal_of
 
 A0, A1, A2, A3 = (f"chunk_0000{number}.arrays" for number in range(4))
 
@@ -59,17 +59,9 @@ def test_bytes_come_back_and_earlier_releases_refuse_their_chunks(tmp_path: Path
     stream, shared = tmp_path / "stream", tmp_path / "shared"
     rows: list[dict[str, Any]] = [{"id": number} for number in range(6)]
     rows[0]["images"], rows[5]["a"] = [b"GIF89a", b""], b"\0"
-    with ChunkWriter(stream, 2, arrays=True) as writer:
-        for one in rows[:4]:
-            writer.write(one)
-        writer.close(end=False)
-    with ChunkWriter(shared, 2, arrays=True, writer="a", writers=1) as writer:
-        for one in rows:
-            writer.write(one)
-        writer.close(end=True)
-    with ChunkWriter(stream, arrays=True) as writer:
-        for one in rows[4:]:
-            writer.write(one)
+    publish_rows(stream, 2, rows[:4], end=False, arrays=True)
+    publish_rows(shared, 2, rows, arrays=True, writer="a", writers=1)
+    publish_rows(stream, 2, rows[4:], arrays=True)
     for directory in (stream, shared):
         assert list(StreamReader(directory)) == rows
         seals = [json.loads((directory / f"chunk_0000{number}.jsonl.completed").read_bytes()) for number in range(3)]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from torch.utils.dlpack import from_dlpack
 
-from lazyshard import ChunkWriter, StreamReader, as_tensor
+from lazyshard import StreamReader, as_tensor
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, RowInvalid
 from lazyshard.format.records import chunk_name
 from lazyshard.stream import chunk as chunks
@@ -22,7 +22,7 @@ from lazyshard.stream import scattered
 from lazyshard.stream.chunk import Chunk, RowPlace, open_foreign, open_sealed, read_place
 from lazyshard.stream.scattered import Held, ScatteredReader
 from tests.stream.damage import flip
-from tests.stream.streams import foreign, produce, raised, seal, seal_rows
+from tests.stream.streams import foreign, produce, publish_rows, raised, seal, seal_rows
 
 LINES = [b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', b'{"id":3}\n']
 
@@ -230,9 +230,7 @@ def test_each_chunk_is_read_once_while_it_is_held(reader: StreamReader, monkeypa
 
 
 def test_chunks_of_a_few_bytes_are_held(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "s", 1) as writer:
-        for _ in range(3):
-            writer.write({})
+    publish_rows(tmp_path / "s", 1, [{}] * 3)
     rows = ScatteredReader(StreamReader(tmp_path / "s", max_wait=0))
     assert rows.lines(prepared(rows, np.array([2, 0])), 0, 2) == [b"{}\n"] * 2
     assert rows.lines(prepared(rows, np.array([1])), 0, 1) == [b"{}\n"]
@@ -351,9 +349,8 @@ def test_memory_that_somebody_looks_at_is_left_alone(look: Any) -> None:
 
 
 def test_rows_of_a_stream_are_read_into_memory_of_dropped_ones(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path, 6, arrays=True) as writer:
-        for number in range(6):
-            writer.write({"x": np.full(SIZE, number, np.uint8), "y": np.full(8, number, np.int64)})
+    rows = ({"x": np.full(SIZE, number, np.uint8), "y": np.full(8, number, np.int64)} for number in range(6))
+    publish_rows(tmp_path, 6, rows, arrays=True)
     reader = StreamReader(tmp_path, max_wait=0)
     before = chunks.ROW_MEMORY.size
     for _ in range(5):

@@ -181,9 +181,7 @@ def child() -> Iterator[Head]:
     os.close(tells)
 
 
-def test_killed_process_has_ended_before_anybody_has_waited_for_it(
-    child: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_process_has_ended_before_a_wait(child: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (process_gone(child), process_ended(child)) == (False, False)
     # Another process of the same number is not it.
     earlier = replace(child, process=child.process.rpartition(" ")[0] + " 1")

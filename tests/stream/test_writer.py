@@ -279,9 +279,7 @@ def test_leftovers_of_a_crash_are_cleared(tmp_path: Path) -> None:
     assert list(StreamReader(tmp_path)) == rows(0, 6)
 
 
-def test_end_that_fails_names_the_partial_chunk_to_nobody_until_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_end_names_no_partial_chunk_until_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ChunkWriter(tmp_path, 2)
     add(writer, 0, 3)
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):

@@ -19,7 +19,7 @@ from lazyshard.stream.lock import Wanted
 from lazyshard.stream.sequencer import Sequencing
 from lazyshard.stream.share import Share
 from lazyshard.stream.writer import open_sequenced
-from tests.stream.streams import forked, head, names, raised, seal, tokens
+from tests.stream.streams import forked, head, names, publish_rows, raised, seal, tokens
 
 FILES = (Committed.NAME, EndRequest.NAME)  # beside the folders of writers
 
@@ -124,9 +124,7 @@ def test_writer_that_was_killed_before_its_head_told_the_end_has_ended(tmp_path:
     assert chunks(tmp_path) == ["b0 b1", "a0 b2"]
 
 
-def test_sequencer_that_was_killed_before_its_head_told_the_end_is_made_up_for(
-    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sequencer_killed_before_its_head_ended(tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequencer, "LEASE_S", 0.0)
     write(tmp_path, "a", 3, writers=1)
     sequence(tmp_path, turns=1)
@@ -139,9 +137,7 @@ def test_sequencer_that_was_killed_before_its_head_told_the_end_is_made_up_for(
         assert head(tmp_path).ended
 
 
-def test_no_other_process_may_take_over_while_the_stream_is_being_ended(
-    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_takes_over_while_a_stream_ends(tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where locks do not meet they would take the end from each other."""
     write(tmp_path, "a", 3, writers=1)
     merge, told = sequencer.Sequencer._merge, list[bool]()
@@ -217,10 +213,8 @@ def test_linked_or_copied(linked: bool, tmp_path: Path, by_hand: None, monkeypat
         monkeypatch.setattr(durable, "link", lambda source, target: False)
     encoding: Encoding = {"tokenizer": "t", "max_length": 8}
     for name in "ab":
-        writer = ChunkWriter(tmp_path, 2, writer=name, writers=2, arrays=True, encoding=encoding)
-        for number in range(3):
-            writer.write({"id": f"{name}{number}", "x": np.arange(number)}, tokens=10 + number)
-        writer.close()
+        rows = ({"id": f"{name}{number}", "x": np.arange(number)} for number in range(3))
+        publish_rows(tmp_path, 2, rows, [10, 11, 12], writer=name, writers=2, arrays=True, encoding=encoding)
     other: dict[str, Any] = {"arrays": True, "encoding": {"tokenizer": "u"}}
     assert raised(errors.StreamMismatch, ChunkWriter, tmp_path, writer="a", **other).directory == str(tmp_path)
     assert sequence(tmp_path, arrays=True, encoding=encoding).ended
@@ -375,9 +369,7 @@ def test_a_writer_is_the_last_only_once_its_end_is_uploaded(tmp_path: Path, monk
     assert seen == [False, True]
 
 
-def test_held_writer_does_not_fail_by_a_refusal_before_its_repair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_writer_survives_a_refusal_before_its_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Share, "_run", lambda self: None)
 
     def tell(beat: int, taken: dict[str, list[int]], refused: dict[str, str]) -> None:

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lazyshard import ChunkWriter, StreamReader
+from lazyshard import StreamReader
 from lazyshard_producer.cli import main as producer
 from lazyshard_swift.rows import EncodedRows, open_encoder, unpack
 from tests.data.test_encode import same
-from tests.stream.streams import lengths_of, seal
+from tests.stream.streams import lengths_of, publish_rows, seal
 from tests.swift.streams import row
 
 SIZE, TOKEN, MAX_LENGTH = 8, "<image>", 512
@@ -41,10 +41,7 @@ def asking(number: int, **media: Any) -> dict[str, Any]:
 
 
 def write(directory: Path, rows: list[dict[str, Any]]) -> str:
-    with ChunkWriter(directory, SIZE, arrays=True) as writer:
-        for one in rows:
-            writer.write(one)
-    return str(directory)
+    return str(publish_rows(directory, SIZE, rows, arrays=True))
 
 
 def produce(model: str, source: str, out: Path, *options: str) -> int:

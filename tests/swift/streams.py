@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard import ChunkWriter
 from tests.harness.processes.producing import head, run_arguments, running
+from tests.stream.streams import publish_rows
 
 WORDS: Final = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "what", "is", "sum", "of", "one", "and")
 PRODUCER_DEADLINE_S: Final = 60.0
@@ -42,11 +42,7 @@ def write_jsonl(path: Path, first: int, last: int) -> Path:
 
 def write_stream(directory: Path, first: int, last: int, samples_per_chunk: int, *, end: bool = True) -> Path:
     """The same rows as a stream, ended unless `end` is False (an unfinished chunk is then not published)."""
-    writer = ChunkWriter(directory, samples_per_chunk)
-    for number in range(first, last):
-        writer.write(row(number))
-    writer.close(end=end)
-    return directory
+    return publish_rows(directory, samples_per_chunk, map(row, range(first, last)), end=end)
 
 
 @contextmanager

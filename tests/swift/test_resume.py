@@ -11,18 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.swift import consumption
 from tests.swift.commands import RESUMABLE, Batch, Run, ids_by_dp, start_megatron_sft, start_swift_sft, swift_sft
-from tests.swift.consumption import (
-    SIZE,
-    TP2_DP2,
-    assert_cursor,
-    assert_dealt,
-    by_epoch,
-    encoded_in,
-    fed_live,
-    position_of,
-    sealed_in,
-)
+from tests.swift.consumption import SIZE, assert_cursor, assert_dealt, encoded_in, fed_live, position_of, sealed_in
 from tests.swift.streams import published, write_jsonl, write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
@@ -51,7 +42,7 @@ def assert_goes_on(killed: Run, resumed: Run, step: int) -> None:
 
 def test_megatron_live_trainer_and_producer_killed(tmp_path: Path, model: Path) -> None:
     samples, directory, output_dir = 141, tmp_path / "stream", tmp_path / "output"  # 17 steps of 8
-    options: dict[str, Any] = {**RESUMABLE, **TP2_DP2, "dataset": directory, "output_dir": output_dir}
+    options: dict[str, Any] = {**RESUMABLE, **consumption.TP2_DP2, "dataset": directory, "output_dir": output_dir}
     options |= {"sharded_lazy": True, "train_iters": 60}
     with (
         start_megatron_sft(tmp_path / "run1", model, **options, save_steps=4) as training,
@@ -96,7 +87,7 @@ def test_swift_killed_in_its_second_epoch_encodes_nothing_again(tmp_path: Path, 
     assert_goes_on(killed, resumed, 10)
     micros = Counter((batch.rank, batch.step) for batch in [*until(killed, 10), *trained(resumed)])
     assert micros == {(rank, step): 2 if step % 8 == 0 else 3 for rank in (0, 1) for step in range(1, 17)}
-    first, second = by_epoch(ids_by_dp([*until(killed, 10), *resumed.batches]), samples)
+    first, second = consumption.by_epoch(ids_by_dp([*until(killed, 10), *resumed.batches]), samples)
     assert len(assert_dealt(first, samples)) == len(assert_dealt(second, samples)) == 3
     assert all(first[dp] != second[dp] for dp in (0, 1)), "both epochs in the same order"
     assert position_of(resumed.output_dir / "checkpoint-16").consumed == 184

@@ -11,20 +11,10 @@ import pytest
 from lazyshard.format.state import BlendState
 from lazyshard.stream import read_cursor
 from tests.plan.oracle import split_owners
+from tests.swift import consumption
 from tests.swift.commands import ids_by_dp, megatron_sft, start_megatron_sft, start_swift_sft, swift_sft
 from tests.swift.conftest import ModelMaker
-from tests.swift.consumption import (
-    MICRO,
-    SIZE,
-    assert_cursor,
-    assert_dealt,
-    assert_places,
-    assert_read_while_written,
-    by_epoch,
-    encoded_in,
-    fed_live,
-    position_of,
-)
+from tests.swift.consumption import MICRO, SIZE, assert_cursor, assert_dealt, encoded_in, fed_live, position_of
 from tests.swift.streams import text, write_rows, write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
@@ -38,7 +28,7 @@ def test_cp2_dp2_with_data_sharding_and_validation_data(tmp_path: Path, model: P
     options |= {"data_sharding": True, "val_dataset": validation, "eval_steps": 10, "context_parallel_size": 2}
     options |= {"sharded_lazy_encode_cache": tmp_path / "cache", "environment": {"ENCODED": str(tmp_path / "encoded")}}
     run = megatron_sft(tmp_path / "run", model, **options)
-    assert_places(run.batches, dp=2, cp=2)
+    consumption.assert_places(run.batches, dp=2, cp=2)
     by_dp = ids_by_dp(run.batches)
     assert len(assert_dealt(by_dp, samples)) == 3
     assert position_of(run.output_dir / "checkpoint-20").layout == "block"
@@ -64,11 +54,11 @@ def test_virtual_pipelines_live_go_on_with_the_next_epoch(tmp_path: Path, make_m
         fed_live(training, directory, samples, 12, processes=4),
     ):
         run = training.end()
-    assert_read_while_written(run, directory, samples)
-    assert_places(run.batches, dp=2, pp=2)
+    consumption.assert_read_while_written(run, directory, samples)
+    consumption.assert_places(run.batches, dp=2, pp=2)
     micros = Counter((batch.rank, batch.vp, batch.step) for batch in run.batches)
     assert micros == {(rank, part, step): 4 for rank in range(4) for part in (0, 1) for step in range(1, steps + 1)}
-    first, second = by_epoch(ids_by_dp(run.batches), samples)
+    first, second = consumption.by_epoch(ids_by_dp(run.batches), samples)
     assert len(assert_dealt(first, samples, MICRO)) == 3
     assert len(assert_dealt(second, samples, MICRO)) == samples - 48
     assert all(first[dp][:24] != second[dp] for dp in range(2)), "both epochs in the same order"
@@ -95,7 +85,7 @@ def test_pt_of_one_process_live_with_a_configuration_file(tmp_path: Path, model:
         fed_live(training, directory, samples, 12, processes=1),
     ):
         run = training.end()
-    assert_read_while_written(run, directory, samples)
+    consumption.assert_read_while_written(run, directory, samples)
     assert list(run.losses) == list(range(1, 16))
     left_over = assert_dealt(ids_by_dp(run.batches), samples)
     assert len(left_over) == samples - 15 * 2 * MICRO

@@ -18,18 +18,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from lazyshard import (
-    BFLOAT16,
-    BlendedDataset,
-    ChunkWriter,
-    LazyShardedDataset,
-    LazyShardedSequences,
-    LazyShardedStream,
-    Pack,
-    StreamReader,
-    streaming_shard,
-)
-from lazyshard.cli.main import main as lazyshard
+import lazyshard
+from lazyshard import LazyShardedDataset, LazyShardedSequences, LazyShardedStream, Pack, StreamReader, streaming_shard
+from lazyshard.cli.main import main
 from lazyshard.errors import ChunkRetired
 from lazyshard.stream import list_consumers, read_cursor, read_reading, read_retired
 from lazyshard_producer.cli import main as produce
@@ -91,13 +82,13 @@ def test_arrays_of_a_stream_of_format_2() -> None:
         assert (row["input_ids"].dtype, row["input_ids"].tolist()) == (np.int32, TOKENS[n]["input_ids"])
         assert (features.dtype, features.tolist()) == (np.float16, [[n / 2] * n] * 2)
         assert (mask.dtype, mask.shape, bool(mask)) == (np.bool_, (), n % 2 == 0)
-        assert (row["half"].dtype, row["half"].view(np.uint16).tolist()) == (BFLOAT16, [0x3F80, n])
+        assert (row["half"].dtype, row["half"].view(np.uint16).tolist()) == (lazyshard.BFLOAT16, [0x3F80, n])
 
 
 @pytest.mark.parametrize("stream", sorted({path.rpartition("/")[0] for path in FILES if path.endswith(".completed")}))
 def test_verify_finds_no_damage(stream: str, capsys: pytest.CaptureFixture[str]) -> None:
     size = ["--samples-per-chunk", "4"] if stream == "streams/foreign" else []
-    assert lazyshard(["verify", str(WRITTEN / stream), "--jobs", "1", "--json", *size]) == 0
+    assert main(["verify", str(WRITTEN / stream), "--jobs", "1", "--json", *size]) == 0
     found = json.loads(capsys.readouterr().out)
     # Of a producer that was killed.
     leftovers = 1 if stream in ("producers/text/out", "producers/follow/out") else 0
@@ -107,7 +98,7 @@ def test_verify_finds_no_damage(stream: str, capsys: pytest.CaptureFixture[str])
 def test_open_stream_takes_further_rows(tmp_path: Path) -> None:
     stream = shutil.copytree(STREAMS / "open", tmp_path / "open")
     before = chunks_of(stream)
-    with ChunkWriter(stream, 4) as writer:
+    with lazyshard.ChunkWriter(stream, 4) as writer:
         assert (writer.published_samples, writer.source) == (12, None)
         for row in ROWS[12:22]:
             writer.write(row)
@@ -161,15 +152,14 @@ def test_cursors(directory: str, name: str, consumed: int, chunks_before: int, n
 
 
 def ended(stream: Path = STREAMS / "ended", **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(
-        stream, **grouped({"batch_size": 2, "shuffle_window": 1, "seed": 5, "max_wait": 0, **options})
-    )
+    given = {"batch_size": 2, "shuffle_window": 1, "seed": 5, "max_wait": 0, **options}
+    return LazyShardedDataset(stream, **grouped(given))
 
 
 def blend(weights: tuple[float, float] = (3, 1), window: int = 1, seed_of_other: int = 0, **options: Any) -> Any:
     one = ended(batch_size=1, shuffle_window=window, **options)
     two = ended(STREAMS / "other", batch_size=1, shuffle_window=window, **{**options, "seed": seed_of_other})
-    return BlendedDataset([(one, weights[0]), (two, weights[1])], batch_size=2)
+    return lazyshard.BlendedDataset([(one, weights[0]), (two, weights[1])], batch_size=2)
 
 
 def test_run_goes_on_with_its_cursor(tmp_path: Path) -> None:

@@ -57,9 +57,8 @@ def make_run(seed: int) -> Run:
         name: [(dice.randint(1, 250), dice.choice(WHENS)) for _ in range(dice.randint(0, 2))]
         for name in dice.sample(sorted(rows), max(1, writers // 2))
     }
-    kills: list[Kill] = [
-        dice.choice(("one", "sequencer", "sequencer", "all", "stop")) for _ in range(dice.randint(1, 8))
-    ]
+    kinds: tuple[Kill, ...] = ("one", "sequencer", "sequencer", "all", "stop")
+    kills = [dice.choice(kinds) for _ in range(dice.randint(1, 8))]
     return Run(
         seed,
         rows,
@@ -110,10 +109,8 @@ def train(run: Run, directory: Path, left: Path) -> int:
     for number, ranks in enumerate([*run.ranks, 1]):
         rest = total - consumed
         steps = rest // ranks if number == len(run.ranks) else rest // ranks // 2
-        sets = [
-            LazyShardedDataset(directory, dp_rank=rank, dp_size=ranks, max_total_samples=total, max_wait=HANGS_S)
-            for rank in range(ranks)
-        ]
+        given: dict[str, Any] = {"dp_size": ranks, "max_total_samples": total, "max_wait": HANGS_S}
+        sets = [LazyShardedDataset(directory, dp_rank=rank, **given) for rank in range(ranks)]
         for one in sets:
             if state is not None:
                 one.load_state_dict(state)

@@ -151,11 +151,8 @@ def _sync_directory(draft: _Draft, folder: str) -> None:
 def without_junk(disk: Disk, stopped: Collection[str] = ()) -> Disk:
     """Returns a disk with less to tell of temporary files, which nothing reads: of those in `.tmp/` that are gone but
     may come back, and of a stopped process all, one stands for all. `stopped`: "producer" or "consumer"."""
-    folded = [
-        path
-        for path, file, _ in disk.names
-        if is_junk(path) and not path.endswith(_LEFT) and (not file or _maker(path) in stopped)
-    ]
+    junk = [(path, file) for path, file, _ in disk.names if is_junk(path) and not path.endswith(_LEFT)]
+    folded = [path for path, file in junk if not file or _maker(path) in stopped]
     if not folded:
         return disk
     draft = _Draft(disk)
@@ -180,9 +177,7 @@ def _maker(path: str) -> str:
     return "producer" if f"{_TEMPORARY}/" in path else "consumer"
 
 
-def settle(
-    disk: Disk, places: Collection[str] = (_TEMPORARY,), gone: Callable[[str], bool] = lambda path: False
-) -> Disk:
+def settle(disk: Disk, places: Collection[str] = (_TEMPORARY,), gone: Callable[[str], bool] = lambda _: False) -> Disk:
     """Returns a disk on which all names with one of `places` in them are durable, those that are `gone` removed."""
     found = [one for one in disk.names if any(place in one[0] for place in places)]
     if not any(others or not file or gone(path) for path, file, others in found):

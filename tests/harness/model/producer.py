@@ -63,9 +63,7 @@ def value_of(seen: Seen, path: str, kind: str) -> Content | None:
 def list_stream(seen: Seen) -> Listed:
     retired = value_of(seen, RETIRED_PATH, "retired")
     mark = 0 if retired is None else retired[1]
-    found = [
-        parsed for path in seen if (parsed := records.parse_chunk_name(path.removeprefix(f"{STREAM}/"))) is not None
-    ]
+    found = [chunk for path in seen if (chunk := records.parse_chunk_name(path.removeprefix(f"{STREAM}/"))) is not None]
     seals, data = (sorted(chunk for chunk, is_seal in found if is_seal == wanted) for wanted in (True, False))
     below = [seal_path(chunk) for chunk in seals if chunk < mark] + [data_path(chunk) for chunk in data if chunk < mark]
     sealed = mark

@@ -159,11 +159,8 @@ class Writer:
         target = max(found.mark, self.deletable(done, found.sealed))
         if target == found.mark:
             return []
-        steps = durably(
-            ("retired", target, target * self.plan.size),
-            own(self.name, records.RETIRED),
-            own(self.name, records.TEMPORARY),
-        )
+        retired, temporary = own(self.name, records.RETIRED), own(self.name, records.TEMPORARY)
+        steps = durably(("retired", target, target * self.plan.size), retired, temporary)
         for piece in range(found.mark, target):
             steps += [("remove", own(self.name, name(piece))) for name in (records.seal_name, records.chunk_name)]
         return [*steps, ("sync_directory", self.folder)]

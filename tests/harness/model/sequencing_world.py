@@ -9,22 +9,10 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from lazyshard.format import records
+from tests.harness.model import sequencing
 from tests.harness.model.disk import Disk, Step, as_hint, do, folder_of, power_cuts, settle
 from tests.harness.model.producer import END_PATH, HEAD_PATH, STREAM, TMP, Broken, Seen, data_path, value_of
-from tests.harness.model.sequencing import (
-    COMMITTED,
-    NAMES,
-    OWNER,
-    REQUEST,
-    SEQUENCERS,
-    Plan,
-    Sequencer,
-    Writer,
-    listed,
-    own,
-    published,
-    seal_of,
-)
+from tests.harness.model.sequencing import COMMITTED, NAMES, OWNER, REQUEST, SEQUENCERS, Plan, Sequencer, listed, own
 from tests.harness.model.world import FAULTS, Interned
 
 USER: Final = "user"  # who requests the end
@@ -77,7 +65,7 @@ def _facts(seen: Seen, plan: Plan) -> Facts:
         return Facts(f"a gap: chunk {found.sealed} is not sealed")
     taken, last = dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0)
     for chunk in range(found.sealed):
-        _, number, position, rows = seal_of(seen, STREAM, chunk)
+        _, number, position, rows = sequencing.seal_of(seen, STREAM, chunk)
         if number != chunk or seen.get(data_path(chunk)) != ("rows", rows):
             return Facts(f"chunk {chunk} is sealed with {number}, {rows} and holds {seen.get(data_path(chunk))}")
         for name, first, count in rows:
@@ -111,14 +99,12 @@ def _lost(seen: Seen, plan: Plan, name: str, taken: int) -> str | None:
     found = listed(seen, folder)
     if found.mark * plan.size > taken:
         return f"pieces before {found.mark} of writer {name} are retired, {taken} rows of it are in the stream"
-    rows, _ = published(seen, name)
+    rows, _ = sequencing.published(seen, name)
     for piece in range(taken // plan.size, found.sealed):
         first = piece * plan.size
         count = min(plan.size, rows - first)
-        if first + count > taken and seen.get(own(name, records.chunk_name(piece))) != (
-            "rows",
-            ((name, first, count),),
-        ):
+        chunk = own(name, records.chunk_name(piece))
+        if first + count > taken and seen.get(chunk) != ("rows", ((name, first, count),)):
             return f"rows of piece {piece} of writer {name} are gone"
     return None
 
@@ -130,7 +116,7 @@ class World:
         self,
         plan: Plan,
         sequencer: type[Sequencer] = Sequencer,
-        writer: type[Writer] = Writer,
+        writer: type[sequencing.Writer] = sequencing.Writer,
         *,
         kinds: Sequence[str] | None = None,
         every_order: bool = False,

@@ -127,11 +127,8 @@ def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | N
     trained = [0] * len(run.streams)
     for sample in _samples(survived(lives, origin)):
         trained[sample // OF_A_STREAM] += 1
-    draws = [
-        (stream.total - done) // plan.dp * sum(plan.weights) // weight
-        for stream, done, weight in zip(run.streams, trained, plan.weights, strict=True)
-        if weight
-    ]
+    each = zip(run.streams, trained, plan.weights, strict=True)
+    draws = [(stream.total - done) // plan.dp * sum(plan.weights) // weight for stream, done, weight in each if weight]
     return max(0, min(draws)) // plan.batch_size
 
 

@@ -114,12 +114,9 @@ class Rank:
         return dataset, samples
 
     def _open(self) -> LazyShardedDataset:
-        return LazyShardedDataset(
-            self.streams[0],
-            batch_size=self.life.batch_size,
-            num_samples=self.run.indices,
-            **grouped(layout=self.run.layout, **self._options(self.run)),
-        )
+        given = grouped(layout=self.run.layout, **self._options(self.run))
+        batch_size, indices = self.life.batch_size, self.run.indices
+        return LazyShardedDataset(self.streams[0], batch_size=batch_size, num_samples=indices, **given)
 
     def _open_blend(self) -> BlendedDataset:
         pairs = [

@@ -179,9 +179,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{self.minutes:.1f} minutes, seed {self.seed}: {self.kills} faults"]
-        lines += [
-            f"  {name:58}{number:>16,.10g}" for name, number in (*sorted(self.done.items()), *self.counts.items())
-        ]
+        counted = *sorted(self.done.items()), *self.counts.items()
+        lines += [f"  {name:58}{number:>16,.10g}" for name, number in counted]
         lines += [f"  the most that one {kind} held: {held}" for kind, held in self.held.items()]
         lines += [f"  not done: {note}" for note in self.notes]
         lines += [f"  VIOLATION: {violation}" for violation in self.violations]

@@ -118,9 +118,8 @@ def _play(folder: Path, turns: Iterable[Turn], racers: dict[int, Racer], stops: 
         racer.advance(changes)
         stops[who] = stops.get(who, 0) + (not racer.ended)
         if racer.failure is not None:
-            raise AssertionError(
-                f"writer {who} ends by {type(racer.failure).__name__}: {racer.failure}"
-            ) from racer.failure
+            failure = racer.failure
+            raise AssertionError(f"writer {who} ends by {type(failure).__name__}: {failure}") from failure
         sealed = check(folder, sealed, arrays=arrays)
 
 

@@ -79,9 +79,7 @@ def test_what_is_imported() -> None:
         (None, "(see `lazyshard-producer --help`)"),
     ],
 )
-def test_usage_errors_are_one_line(
-    more: list[str] | None, says: str, source: Path, tmp_path: Path, fails: Fails
-) -> None:
+def test_usage_error_is_one_line(more: list[str] | None, says: str, source: Path, tmp_path: Path, fails: Fails) -> None:
     arguments = ["walk"] if more is None else [*run_arguments(tmp_path / "out", [source]), *more]
     assert fails(arguments, 2, says).count("\n") == 1
     assert os.listdir(tmp_path) == ["a.jsonl"]

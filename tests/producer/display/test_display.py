@@ -284,9 +284,8 @@ def test_a_terminal_gets_a_bar_and_a_sentence(tmp_path: Path) -> None:
     arguments = run_arguments(tmp_path / "out", [source], 10, "--rate", 400)
     command = [sys.executable, "-m", "lazyshard_producer", *arguments]
     with terminal() as (fd, shown):
-        done = subprocess.run(
-            command, env=environment() | {"TERM": "xterm"}, stdin=subprocess.DEVNULL, stderr=fd, timeout=60
-        )
+        env = environment() | {"TERM": "xterm"}
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stderr=fd, timeout=60)
     assert done.returncode == 0
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     assert "samples  " in text and "%" in text

@@ -214,9 +214,7 @@ def test_names_that_are_no_utf8_are_read_and_known_again(follow: Follow, directo
     assert follower.take() == []
 
 
-def test_a_pipe_in_place_of_a_file_and_a_directory_that_goes_away_are_refused(
-    follow: Follow, path: Path, directory: Path
-) -> None:
+def test_a_pipe_for_a_file_and_a_directory_that_goes_are_refused(follow: Follow, path: Path, directory: Path) -> None:
     follower = follow(finished_by="marker")
     path.write_bytes(b"1\n")
     assert follower.take() == [b"1\n"]

@@ -38,9 +38,7 @@ def sized(count: int, size: int) -> bytes:
     return b"".join(b'{"id":%d,"text":"%s"}\n' % (number, b"x" * size) for number in range(count))
 
 
-def test_full_disk_that_only_a_checkpoint_could_empty_is_told_as_a_deadlock(
-    nursery: Commands, source: Path, out: Path
-) -> None:
+def test_full_disk_that_only_a_checkpoint_could_empty_is_a_deadlock(nursery: Commands, source: Path, out: Path) -> None:
     source.write_bytes(rows(0, 10 * PER_CHUNK))
     # Room for three chunks, while the open window needs five before a first checkpoint can be.
     limits = ("--max-disk", "4000", "--retain", "consumed")
@@ -122,9 +120,7 @@ def test_disk_full(disk: SmallDisk, nursery: Commands, source: Path) -> None:
 @pytest.mark.full
 @pytest.mark.root
 @pytest.mark.parametrize("end", ["room", "signal where no room is left at all"])
-def test_with_min_free_disk_it_waits_for_room_and_goes_on(
-    end: str, nursery: Commands, source: Path, tmp_path: Path
-) -> None:
+def test_min_free_disk_waits_for_room_and_goes_on(end: str, nursery: Commands, source: Path, tmp_path: Path) -> None:
     source.write_bytes(sized(1000, 500))
     out = tmp_path / "disk" / "out"
     arguments = run_arguments(out, [source], 50, "--min-free-disk", "100kB")
@@ -286,11 +282,9 @@ class Disk(Shelf):
 
 
 chunks_ahead = st.builds(Amount, number=st.integers(0, 12), unit=st.just("chunks"))
-amounts = st.one_of(
-    chunks_ahead,
-    st.builds(Amount, number=st.integers(0, 120), unit=st.just("samples")),
-    st.builds(Amount, number=st.integers(0, 1200), unit=st.just("bytes")),
-)
+in_samples = st.builds(Amount, number=st.integers(0, 120), unit=st.just("samples"))
+in_bytes = st.builds(Amount, number=st.integers(0, 1200), unit=st.just("bytes"))
+amounts = st.one_of(chunks_ahead, in_samples, in_bytes)
 retention: Any = st.one_of(st.sampled_from(["all", "consumed"]), st.integers(1, 5))
 sizes = st.lists(st.integers(1, 200), min_size=1, max_size=25)
 turns = st.lists(st.integers(0, 3), max_size=60)

@@ -37,9 +37,8 @@ def start(directory: Path, temporary: str, scenarios: Sequence[str]) -> "subproc
     command = [sys.executable, "-m", "tests.producer.ray.ray_driver", str(directory), temporary, *scenarios]
     variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
     with (directory / "errors").open("a") as errors:
-        return subprocess.Popen(
-            command, env=environment() | variables, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
+        env = environment() | variables
+        return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
 def finish(process: "subprocess.Popen[str]", directory: Path) -> dict[str, Any]:

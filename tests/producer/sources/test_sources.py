@@ -19,7 +19,7 @@ from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, SourceRefu
 from lazyshard_producer.sources.generator import GeneratorSource
 from lazyshard_producer.sources.sequential import StandardInput
 from lazyshard_producer.sources.source import Context, Line, Rows
-from tests.cli.commands import as_another_user
+from tests.cli.commands import as_other_user
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import chunk_files, head, rows, run_arguments
 from tests.producer.commands import Fails, Running
@@ -48,15 +48,13 @@ def test_what_is_no_source(here: Path, fails: Fails) -> None:
 
 
 @needs_root
-def test_an_unreadable_file_is_refused_with_path_and_uid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Fails
-) -> None:
+def test_unreadable_file_is_named_with_the_uid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Fails) -> None:
     (tmp_path / "a.jsonl").write_bytes(rows(0, 3))
     (tmp_path / "a.jsonl").chmod(0)
     # What a refusal imports may lie where only root can look.
     fails(run_arguments(tmp_path / "out", [Path("/dev/null")]), 4)
     arguments = run_arguments(Path("nowhere"), [Path("a.jsonl")])
-    as_another_user(tmp_path, monkeypatch, lambda: fails(arguments, 4, "error: a.jsonl: ", "uid 65534"))
+    as_other_user(tmp_path, monkeypatch, lambda: fails(arguments, 4, "error: a.jsonl: ", "uid 65534"))
 
 
 def test_sources_that_are_one_or_are_in_the_stream(here: Path, fails: Fails) -> None:

@@ -22,7 +22,7 @@ from tests.harness.processes.producing import refused, run_arguments, seal
 from tests.producer.commands import Fails, Running
 from tests.producer.sources.reading import lines, open_kind, position_after, refusal, take
 from tests.stream.damage import Damage, cut, delete, each, edit, flip, found, put, stream
-from tests.stream.streams import add, foreign, head, produce, seal_rows
+from tests.stream.streams import add, foreign, head, produce, publish_rows, seal_rows
 from tests.stream.streams import seal as read_seal
 
 RECIPES = "tests.producer.recipes"
@@ -69,16 +69,12 @@ def test_bytes_of_the_rows_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [(), ("--shuffle", "2"), ("--where", f"{RECIPES}:even")], ids=" ".join)
 def test_lengths_are_kept_where_all_rows_of_a_chunk_have_them(more: tuple[str, ...], tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "old", 2) as writer:
-        for number in range(10):
-            writer.write({"id": number}, tokens=10 + number if number < 8 else None)
+    publish_rows(tmp_path / "old", 2, ({"id": number} for number in range(10)), [*range(10, 18), None, None])
     assert publish(tmp_path / "new", [tmp_path / "old"], 2, *more) == 0
     for chunk, data in enumerate(chunks(tmp_path / "new")):
         ids = [json.loads(line)["id"] for line in data.splitlines()]
         tokens = read_seal(tmp_path / "new", chunk).tokens
-        assert (None if tokens is None else tokens.tolist()) == (
-            [10 + number for number in ids] if max(ids) < 8 else None
-        )
+        assert (None if tokens is None else tokens.tolist()) == ([10 + one for one in ids] if max(ids) < 8 else None)
     if not more:
         assert publish(tmp_path / "packs", [tmp_path / "old"], 2, "--pack", 21, "--on-bad-row", "skip") == 0
         assert sorted(len(pack["pack"]) for pack in StreamReader(tmp_path / "packs")) == [1] * 6 + [2]
@@ -89,10 +85,8 @@ def mel(number: int) -> Any:
 
 
 def with_arrays(directory: Path, samples: int = 9, **facts: Any) -> Path:
-    with ChunkWriter(directory, 4, arrays=True, encoding=facts or None) as writer:
-        for number in range(samples):
-            writer.write({"id": number, "mel": mel(number), "none": np.zeros((0, 3))}, tokens=number)
-    return directory
+    rows = ({"id": number, "mel": mel(number), "none": np.zeros((0, 3))} for number in range(samples))
+    return publish_rows(directory, 4, rows, range(samples), arrays=True, encoding=facts or None)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +191,7 @@ def test_damaged_rows_are_bad_rows(
 def test_bad_arrays_and_long_rows_are_bad_rows(tmp_path: Path) -> None:
     old, long, new = with_arrays(tmp_path / "old"), tmp_path / "long", tmp_path / "new"
     flip("chunk_00000.arrays", (old / "chunk_00000.arrays").stat().st_size - 1)(old)
-    with ChunkWriter(long, 4, arrays=True) as writer:
-        writer.write({"id": 50, "mel": np.zeros(200)})
+    publish_rows(long, 4, [{"id": 50, "mel": np.zeros(200)}], arrays=True)
     assert publish(new, [old, long], 4, "--on-bad-row", "quarantine", "--max-row-bytes", 1000) == 0
     assert [row["id"] for row in StreamReader(new)] == [0, 1, 2, 4, 5, 6, 7, 8]
     assert [entry["reason"].split()[0] for entry in refused(new)] == ["damaged:", "longer"]
@@ -257,9 +250,7 @@ def test_the_streams_own_directory_is_refused(tmp_path: Path, fails: Fails) -> N
     ],
     ids=["no marker", "lost manifest", "other numbers of rows", "empty", "deleted"],
 )
-def test_what_is_no_readable_stream_is_refused(
-    make: Callable[[Path], object], says: str, tmp_path: Path, fails: Fails
-) -> None:
+def test_no_readable_stream_is_refused(make: Callable[[Path], object], says: str, tmp_path: Path, fails: Fails) -> None:
     make(tmp_path / "old")
     fails(run_arguments(tmp_path / "new", [tmp_path / "old"], 2), 4, str(tmp_path / "old"), says)
 

@@ -76,9 +76,8 @@ def test_rows_places_and_positions(name: str, rows: int | None, compression: str
         # Marks may lie behind what was read: a later run gives them again.
         assert source.entry(source.start) == start
         assert values(path, start) == [parsed(line) for line, _, _ in taken] == of(range(10))
-        assert [piece.place(index) for _, piece, index in taken] == [
-            RowOrigin(str(path), number, None) for number in range(1, 11)
-        ]
+        places = [piece.place(index) for _, piece, index in taken]
+        assert places == [RowOrigin(str(path), number, None) for number in range(1, 11)]
         assert source.progress == (path.stat().st_size, path.stat().st_size)
         assert source.read() is None
         for count, (_, piece, index) in enumerate(taken, 1):

@@ -251,11 +251,8 @@ def test_no_chunk_is_given_up_that_is_needed(tmp_path: Path, output: Path, windo
         save(saves, output, step)
         oldest, chunks = max(1, step - limit + 1), cursor(directory).chunks_before
         for total in (46, 47, 60) if live else (46,):
-            needed = {
-                run.course.draw(lane, place, total).sample
-                for lane in range(2)
-                for place in range(oldest * 2, run.course.begin(total).length)
-            }
+            places = range(oldest * 2, run.course.begin(total).length)
+            needed = {run.course.draw(lane, place, total).sample for lane in range(2) for place in places}
             assert min(needed) >= chunks * 3, (step, total)
         given_up.append(chunks)
     assert given_up == sorted(given_up)

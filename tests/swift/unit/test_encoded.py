@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lazyshard import ChunkWriter, EncodeCache, LazyShardedDataset, Order, StreamReader
+from lazyshard import EncodeCache, LazyShardedDataset, Order, StreamReader
 from lazyshard.data.rank import Rank, Stats
 from lazyshard_swift import ms_swift, opening
 from lazyshard_swift.errors import SettingsRefused
@@ -18,7 +18,7 @@ from lazyshard_swift.opening import cache_facts, encode_cache
 from lazyshard_swift.rows import EncodedRows, encoders, fingerprint, of_producer, pack, unpack
 from lazyshard_swift.run_plan import Stream
 from lazyshard_swift.stream import TrainStream, open_data
-from tests.stream.streams import produce, raised, refusal_of
+from tests.stream.streams import produce, publish_rows, raised, refusal_of
 from tests.swift.unit.runs import hugging_face, tells
 from tests.swift.warm import run_warm
 
@@ -52,10 +52,7 @@ FACTS = {**of_producer(template(), {"text1": "query"}, True)}
 
 
 def write(directory: Path, rows: list[dict[str, Any]], encoding: dict[str, Any] = FACTS) -> str:
-    with ChunkWriter(directory, 2, arrays=True, encoding=encoding) as writer:
-        for row in rows:
-            writer.write(row)
-    return str(directory)
+    return str(publish_rows(directory, 2, rows, arrays=True, encoding=encoding))
 
 
 def encoded(directory: Path) -> str:

@@ -24,7 +24,7 @@ from lazyshard_swift.checkpoints import Checkpoints, load_position
 from lazyshard_swift.errors import SettingsRefused, code_of
 from lazyshard_swift.stream import TrainStream
 from tests.cli.commands import lazyshard
-from tests.stream.streams import raised
+from tests.stream.streams import publish_rows, raised, sealed
 from tests.swift.unit.runs import checkpoint, opened, tells
 from tests.swift.unit.test_rescale import Shape, both, shaped
 from tests.swift.unit.test_validation import of
@@ -41,11 +41,8 @@ def length(number: int) -> int:
 
 
 def write(directory: Path, total: int, *, end: bool = True, lengths: bool = True) -> Path:
-    writer = ChunkWriter(directory, PER_CHUNK)
-    for number in range(total):
-        writer.write({"id": number}, tokens=length(number) if lengths else None)
-    writer.close(end=end)
-    return directory
+    tokens = [length(number) if lengths else None for number in range(total)]
+    return publish_rows(directory, PER_CHUNK, ({"id": number} for number in range(total)), tokens, end=end)
 
 
 def packs_of(lengths: Sequence[int], tokens: int, rows_of_window: int = 0, epoch: int = 0) -> list[Pack]:
@@ -119,9 +116,7 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def read(stream: TrainStream) -> list[Pack]:
     """What one rank trains, up to the end that its gate finds."""
-    return [
-        stream[index] for index in itertools.takewhile(lambda at: stream.gate.allows(at, at + 1), itertools.count())
-    ]
+    return [stream[index] for index in itertools.takewhile(lambda i: stream.gate.allows(i, i + 1), itertools.count())]
 
 
 def test_a_blend_makes_the_packs_of_the_library(packing: dict[str, Any], tmp_path: Path) -> None:
@@ -181,14 +176,12 @@ def test_a_live_stream_without_rows_is_waited_for(packing: dict[str, Any], tmp_p
 
 
 def test_rows_that_are_longer_than_sealed_are_left_out_or_raised(packing: dict[str, Any], tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "stream", 2) as writer:
-        for number in range(4):
-            writer.write({"id": number}, tokens=8 if number < 3 else TOKENS + 1)
+    stream = sealed(tmp_path / "stream", [8, 8, 8, TOKENS + 1])
     encode = {"id": 0, "length": 8}, {"id": 1, "length": 9}, {"id": 2, "length": 8}
     with mock.patch.object(rows, "encoder_of", lambda *_: lambda row: encode[row["id"]]):
-        found = read(opened(writer.directory, **packing, sharded_lazy_shuffle_window=0))
+        found = read(opened(stream, **packing, sharded_lazy_shuffle_window=0))
         assert [[row["id"] for row in pack] for pack in list[Any](found)] == [[0], [2]]
-        strict = opened(writer.directory, **packing, sharded_lazy_shuffle_window=0, sharded_lazy_on_bad_sample="raise")
+        strict = opened(stream, **packing, sharded_lazy_shuffle_window=0, sharded_lazy_on_bad_sample="raise")
         assert code_of(raised(BadSample, read, strict)) == 5
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch.distributed as dist
 from torch.utils.data import Subset
 
-from lazyshard import ChunkWriter
 from lazyshard.errors import SkipSample, WaitTimeout
 from lazyshard.format.batch import encode_pack
 from lazyshard.format.row import check_row, encode_row
@@ -22,7 +21,7 @@ from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.stream import StepGate
 from tests.data.runs import open_rank
-from tests.stream.streams import foreign, produce, raised, refusal_of
+from tests.stream.streams import foreign, produce, publish_rows, raised, refusal_of
 from tests.swift.unit import runs
 from tests.swift.unit.runs import checkpoint, hugging_face, megatron, open_stream, opened, plan, position, tells
 
@@ -186,14 +185,12 @@ def test_what_cannot_be_trained_says_why() -> None:
 @pytest.mark.parametrize("make", [megatron, hugging_face])
 def test_a_stream_of_packs_and_packing_need_each_other(make: Any, tmp_path: Path) -> None:
     template, options = runs.Template(), {"num_train_epochs": 1}
-    with ChunkWriter(tmp_path / "packs", 2) as packs:
-        for number in range(40):
-            packs.write(pack({"id": number}))
-    tells(raised(SettingsRefused, opened, packs.directory, make, **options), argument="packing")
+    packs = publish_rows(tmp_path / "packs", 2, (pack({"id": number}) for number in range(40)))
+    tells(raised(SettingsRefused, opened, packs, make, **options), argument="packing")
     alone, more = produce(tmp_path / "rows", 40, 2), {**options, "packing": True, "packing_length": 64}
     tells(raised(SettingsRefused, opened, alone, make, **more), argument="packing")
     # The template is made to take packs as PackingDataset makes it.
-    opened(packs.directory, make, template, packing=True, packing_length=None, **options)
+    opened(packs, make, template, packing=True, packing_length=None, **options)
     assert (template.packing, template.padding_free) == (True, True)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from lazyshard import ChunkWriter
 from lazyshard.format.state import BlendState
 from lazyshard.stream import list_consumers, read_cursor
 from lazyshard.stream.listing import retire
@@ -20,7 +19,7 @@ from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.rows import pack
 from lazyshard_swift.stream import TrainStream
 from tests.plan.oracle import split_owners
-from tests.stream.streams import produce, raised
+from tests.stream.streams import produce, publish_rows, raised
 from tests.swift.unit.runs import checkpoint, hugging_face, megatron, opened, tells
 from tests.swift.unit.test_encoded import template, write
 
@@ -117,10 +116,8 @@ def test_refused_before_training(tmp_path: Path) -> None:
 
 def test_streams_as_val_dataset(tmp_path: Path) -> None:
     names = [str(produce(tmp_path / name, size, 3)) for name, size in (("one", 5), ("two", 4))]
-    with ChunkWriter(tmp_path / "s", 2) as writer:
-        for number in range(8):
-            writer.write({"id": 100 + number})
-    stream = opened(tmp_path / "s", val_dataset=names, sharded_lazy_samples_per_chunk=2)
+    rows = publish_rows(tmp_path / "s", 2, ({"id": 100 + number} for number in range(8)))
+    stream = opened(rows, val_dataset=names, sharded_lazy_samples_per_chunk=2)
     assert validated(stream) == [0, 1, 2, 3, 4, 0, 1, 2, 3]
     assert sorted(stream[index]["id"] for index in range(8)) == list(range(100, 108))
 

@@ -330,8 +330,8 @@ def publish_chunks(directory: Path, chunks: Sequence[Filled], now: float, lock: 
         what = f"{taken}: another program has published this chunk; this producer stops, nothing was changed"
         raise ProducerFenced(what, directory=str(directory))
     for chunk, _ in chunks:
-        for file in chunk.files[::-1]:  # the rows last
-            rename(file.path, directory / file.path.name)
+        for number in reversed(range(len(chunk.files))):  # the rows last
+            rename(chunk.files[number].path, directory / (chunk_name, arrays_name)[number](chunk.number))
     sync_directory(directory)
     for (chunk, source), target in zip(chunks, targets, strict=True):
         seal = chunk.seal(source, now)

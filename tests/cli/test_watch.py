@@ -315,13 +315,13 @@ def test_history_that_has_not_changed_is_not_drawn_again(stream: Path, monkeypat
     assert (looks._look(first), len(drawn)) == (first, 1)
 
 
-def test_newest_sample_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_sample_is_that_of_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_server, "draw", lambda history: {})
     looks = history_looks(produce(tmp_path, 2, end=False), 0.001, True)
     first = looks._look(None)
     (tmp_path / "quarantine.jsonl").write_text("{}\n")
     second = looks._look(first)
-    assert second.version == 2 and second.sample is first.sample is not None
+    assert second.version == 2 and second.sample == first.sample is not None
     produce(tmp_path, 4)
     third = looks._look(second).sample
     assert third is not None and '  "id": 3' in third.lines

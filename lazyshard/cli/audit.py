@@ -218,6 +218,6 @@ def _verdict(values: dict[str, Any]) -> str:
         why += " run's checkpoint-N/lazyshard.json too; docs/trace.md tells how a loop writes it"
     if values["steps"] is None:
         why = f"the state in {values['audited']} does not record the samples per step: set micro_batches_per_step"
-    text = f"consistent, but not proven: {none} by the states; whether `consumed` was counted correctly is open: {why}"
+    text = f"consistent, but not proven: by the states {none}; nothing confirms their `consumed`: {why}"
     text = f"proven: {none}" if values["proven"] else text
     return text if values["ok"] else f"{text}; but {count(len(values['findings']), 'problem')} found, see above"

@@ -16,8 +16,9 @@ from torch import Generator
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lazyshard.data.samples import FILL_ROWS, BadRowCount
-from lazyshard.data.settings import BadRows, check_given
+from lazyshard.data.settings import BadRows
 from lazyshard.errors import BadSample, SkipSample, StateInvalid, StateMismatch
+from lazyshard.plan.deal import check_field
 
 __all__ = ["StreamingShard", "streaming_shard"]
 
@@ -48,10 +49,10 @@ class Sharding:
     strided: bool = False
 
     def __post_init__(self) -> None:
-        check_given("num_shards", self.shards, 1)
+        check_field("num_shards", self.shards, 1)
         if not 0 <= self.index < self.shards:
             raise ValueError(f"index must be in [0, {self.shards}), got {self.index}")
-        check_given("batch_size", self.batch_size, 1)
+        check_field("batch_size", self.batch_size, 1)
         if self.split_batches and self.batch_size % self.shards:
             why = "with split_batches, batch_size must be a multiple of num_shards"
             raise ValueError(f"{why}, got {self.batch_size} for {self.shards}")

@@ -19,6 +19,7 @@ from lazyshard.data.settings import BadRows, EncodeFn, Step, check_choice, check
 from lazyshard.errors import LazyShardError
 from lazyshard.format.state import SequenceState
 from lazyshard.part import Part
+from lazyshard.plan.deal import check_field
 from lazyshard.plan.sequences import Form, Pack, Pad, Split, SplitSequence, completed
 from lazyshard.stream.run_parts import gaps_of, parts_behind_steps, parts_without, resumed_parts
 from lazyshard.stream.sequences import SequencePlanner, SequenceWalk, skips_of
@@ -113,8 +114,9 @@ class LazyShardedSequences(RankIterable):
             raise TypeError(f"form must be Pack(SIZE), Split(SIZE) or Pad(SIZE), got {form!r:.100}")
         check_choice("at_end", at_end, AtEnd)
         check_choice("too_long", too_long, TooLong)
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("window", window, 1)):
-            check_given(name, value, least)
+        check_field("batch_size", batch_size, 1)
+        check_given("seed", seed, 0)
+        check_given("window", window, 1)
         check_given("micro_batches_per_step", micro_batches_per_step, 1)
         self._at_end, self._too_long, self._size, self._seed = at_end, too_long, batch_size, seed
         # Positions of each rank per optimiser step; 0 if unknown.

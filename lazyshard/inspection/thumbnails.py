@@ -37,8 +37,7 @@ def thumbnail(data: bytes, side: int) -> Image | str:
 
     It is turned as its EXIF orientation says, and never enlarged.
     """
-    found = _FORMATS.match(data)
-    if found is None or len(data) > MOST_BYTES:
+    if (found := _FORMATS.match(data)) is None or len(data) > MOST_BYTES:
         return f"no thumbnail: not JPEG, PNG, GIF, WebP, BMP or TIFF of at most {MOST_BYTES:,} bytes"
     try:
         from PIL import Image, ImageOps

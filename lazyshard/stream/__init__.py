@@ -1,7 +1,7 @@
 """The files of a stream: how chunks are published, waited for, read, acknowledged and deleted.
 
-`writer` and `reader` are the two sides; a `reader` waits as often as `head` says, helped by `waiting`; `cursor` records
-how far each consumer is; `listing` deletes chunks within the producer's limits.
+`writer` and `reader` are the two sides; a `reader` polls as often as `waiting` says, by the rate in `head`; `cursor`
+records how far each consumer is; `listing` deletes chunks within the producer's limits.
 """
 
 from __future__ import annotations

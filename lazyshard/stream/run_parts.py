@@ -146,7 +146,7 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
         "stream_id": "it belongs to another stream: give that stream's directory, or start again without the state",
         "samples_per_chunk": "the same sample would be in another chunk: give samples_per_chunk as it was",
         "unit": 'the deal would differ: give unit as it was, or "auto"',
-        "window": f"the order would differ: give shuffle_window={state.window // state.samples_per_chunk}, as it was",
+        "window": f"in samples; give shuffle_window={state.window // state.samples_per_chunk} for the same order",
         "seed": "the order would differ: give seed as it was",
         "split": "the samples would differ: give split and splits as they were",
         "max_total_samples": "epochs would end elsewhere: give max_total_samples as it was",
@@ -154,8 +154,7 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
     for field, way_out in ways.items():
         if getattr(state, field) != getattr(now, field):
             expected, actual = (str(split_of(one) if field == "split" else getattr(one, field)) for one in (state, now))
-            of = " (in samples)" if field == "window" else ""
-            what = f"{where}: the state was saved with {field} {expected}{of}, here it is {actual}: {way_out}"
+            what = f"{where}: the state was saved with {field} {expected}, here it is {actual}: {way_out}"
             raise StateMismatch(what, directory=where, field=field, expected=expected, actual=actual)
 
 

@@ -139,8 +139,6 @@ class LazyShardedDataset(Indexed[IndexSpace]):
             from lazyshard.data.encode_cache import CachedSampleMaker
 
             self._samples = CachedSampleMaker(cache, encode_fn, *made)
-        if self._late and reader.arrays:
-            raise ValueError(f"{directory}: LateRow does not support arrays, and the rows of this stream hold arrays")
         self._states = RunStates(run, reader)
         self._shared, self._since = SharedNumbers(), time.time()
         self._warned = set[str]()  # The kinds of warnings that were already logged

@@ -286,7 +286,7 @@ class IndexReader:
         if self._late and get_worker_info() is not None and self._reader.stream_id is not None:
             self._samples.rows_of = partial(late_rows, self._reader)
         # Makes samples from lines if rows are used as they are; None if they are encoded or hold arrays.
-        self.rows_of = None if self._samples.encodes else self._samples.rows_of
+        self.rows_of = None if self._samples.encodes or self._reader.arrays else self._samples.rows_of
         if self._pid:
             # A fork inherits the bad samples of its parent, but the limit applies to each process.
             self._samples.reset_counts()

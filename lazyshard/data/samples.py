@@ -8,6 +8,7 @@ import math
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +18,7 @@ import torch
 from lazyshard.data.rank import Stats, log
 from lazyshard.data.settings import BadRows, RowSteps
 from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample
-from lazyshard.format.arrays import BFLOAT16
+from lazyshard.format.arrays import BFLOAT16, fill_row
 from lazyshard.format.row import parse_lines
 from lazyshard.memory import quick_loads, raise_if_short
 from lazyshard.part import Array, Int64Array
@@ -83,15 +84,14 @@ class BadRowCount:
 
 def where_bad(reader: StreamReader, sample: int, cause: Exception) -> BadSample:
     """Returns the error that says which published sample is bad or dropped, where it is stored, and why."""
-    number, row = divmod(sample, reader.samples_per_chunk)
-    chunk = reader.chunk(number)
+    chunk, row = reader.locate(sample)
     step = None if isinstance(cause, SkipSample) else vars(cause).get("_lazyshard_step")
     byte, line, reason = chunk.offset(row), row + 1, f"{f'{step}: ' if step else ''}{type(cause).__name__}: {cause}"
     if isinstance(cause, RowInvalid) and step is None:
         # The cause takes blank lines in foreign files into account, and has the byte within the row.
         byte, line, reason = cause.byte or byte, cause.line or line, cause.reason or reason
     text = f"{chunk.path}: row {row} (line {line}, byte {byte}, sample {sample}): {reason}"
-    return BadSample(text, file=str(chunk.path), step=step, sample=sample, chunk=number, row=row, byte=byte)
+    return BadSample(text, file=str(chunk.path), step=step, sample=sample, chunk=chunk.number, row=row, byte=byte)
 
 
 def substitutes(sample: int, rows: int, samples_per_chunk: int, chunk: int | None = None) -> Iterator[int]:
@@ -379,26 +379,27 @@ class LateRow(Mapping[str, Any]):
 
     It is pickled as a plain dict: of the original line until the first access, afterwards of its current contents. Pass
     this class as `encode_fn` to have DataLoader workers return rows that the main process parses
-    (docs/performance.md). Not for filesystems without a page cache, nor for streams whose rows hold arrays: for a row
-    above 64 KiB only its place is sent, and the process that receives or accesses it reads it again, with its digest.
+    (docs/performance.md). Not for filesystems without a page cache: of a line, or of arrays and media of a row, above
+    64 KiB only the place is sent, and the process that receives or accesses the row reads it again, with its digest.
 
     Args:
         line: a valid JSON object as UTF-8, with optional whitespace around it; or the place where it is stored.
+        side: the bytes of its arrays and media in the side file, or their place; empty without any.
 
     Raises TypeError: the line is not bytes; torch's `default_collate` then makes a dict of the batch.
     """
 
     __slots__ = ("_held",)
 
-    def __init__(self, line: bytes | RowPlace) -> None:
+    def __init__(self, line: bytes | RowPlace, side: bytes | RowPlace = b"") -> None:
         if not isinstance(line, (bytes, RowPlace)):
             raise TypeError(f"a line must be bytes or a place, got {type(line).__name__}")
-        self._held: bytes | RowPlace | dict[str, Any] = line
+        self._held: tuple[bytes | RowPlace, bytes | RowPlace] | dict[str, Any] = line, side
 
     def _parsed(self) -> dict[str, Any]:
         held = self._held
         if not isinstance(held, dict):
-            held = self._held = _row_of(held)
+            held = self._held = _row_of(*held)
         return held
 
     def __getitem__(self, key: str) -> Any:
@@ -413,16 +414,19 @@ class LateRow(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._parsed()!r})"
 
-    def __reduce__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any]]:
-        return (_row_of, (read_place(self._held),)) if isinstance(self._held, RowPlace) else self.sent()
+    def __reduce__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
+        made, held = self.sent()
+        return made, tuple(read_place(one).tobytes() if isinstance(one, RowPlace) else one for one in held)
 
-    def sent(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any]]:
+    def sent(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
         """As `__reduce__`, for a receiver that unpickles soon and on this machine."""
-        return (dict if isinstance(self._held, dict) else _row_of), (self._held,)
+        return (dict, (self._held,)) if isinstance(self._held, dict) else (_row_of, self._held)
 
 
-def _row_of(line: bytes | RowPlace) -> dict[str, Any]:
-    row: dict[str, Any] = quick_loads(line if isinstance(line, bytes) else read_place(line))
+def _row_of(line: bytes | RowPlace, side: bytes | RowPlace = b"") -> dict[str, Any]:
+    row: dict[str, Any] = quick_loads(line if isinstance(line, bytes) else read_place(line).data)
+    if side:
+        fill_row(row, read_place(side) if isinstance(side, RowPlace) else np.frombuffer(bytearray(side), np.uint8))
     return row
 
 
@@ -430,12 +434,13 @@ ForkingPickler.register(LateRow, LateRow.sent)
 
 
 def late_rows(reader: StreamReader, lines: list[bytes], samples: Samples | None) -> list[LateRow]:
-    """Makes rows from checked lines; a `RowsOf`. Without places if the samples are not known."""
-    if samples is None or max(map(len, lines)) <= LARGE_ROW_BYTES:
+    """Makes rows from checked lines; a `RowsOf`. Without places and arrays if the samples are not known."""
+    if not reader.arrays and (samples is None or max(map(len, lines)) <= LARGE_ROW_BYTES):
         return list(map(LateRow, lines))
     made = []
-    for line, sample in zip(lines, samples, strict=False):
-        number, row = divmod(int(sample), reader.samples_per_chunk)
-        place = reader.chunk(number).place(row) if len(line) > LARGE_ROW_BYTES else None
-        made.append(LateRow(place or line))
+    # Without samples, or if the side file is damaged, the caller reads row by row.
+    with contextlib.suppress(ChunkCorrupt):
+        for line, sample in zip(lines, () if samples is None else samples, strict=False):
+            chunk, row = reader.locate(int(sample))
+            made.append(LateRow(*reader.read_from(chunk, partial(chunk.to_send, line, row))))
     return made

@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-import sys
 from array import array
 from bisect import bisect_right
 from collections import deque
@@ -18,7 +17,6 @@ from collections.abc import Callable
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -29,6 +27,7 @@ from lazyshard.format.arrays import MAX_ROW_BYTES, fill_row, may_hold_arrays
 from lazyshard.format.records import arrays_name
 from lazyshard.format.row import check_row, parse_lines, parse_row
 from lazyshard.format.seal import DealtByCost, Seal, SealedArrays
+from lazyshard.memory import ROW_MEMORY
 from lazyshard.part import ByteArray, Int64Array, UInt64Array
 from lazyshard.store.files import OpenFile, UrlPath, again_if_stale, open_file
 
@@ -45,9 +44,6 @@ OPEN_CHUNKS: Final = 256  # maximum number of open chunks: a quarter of the usua
 OPEN_ROWS: Final = 1 << 20  # maximum rows in them, unless one chunk has more: offsets and digests take 16 bytes a row
 _SCAN_BYTES: Final = 1 << 20
 _BLANKS: Final = b" \t\r\n"  # white space in JSON
-LEAST_BYTES: Final = 128 << 10  # the C library keeps smaller blocks already (glibc's M_MMAP_THRESHOLD)
-_PROBE: Final = [np.empty(0, np.uint8)]
-ALONE: Final = sys.getrefcount(_PROBE[0])  # reference count of a value that only a list holds, as seen in `take`
 _OPEN_FILES: Final = 8  # maximum number of open files: as many chunks as workers usually read at a time
 _open_files: dict[str, OpenFile] = {}  # by path, least recently used first
 
@@ -87,6 +83,14 @@ class FileOfRows:
         if size > MAX_ROW_BYTES:
             raise self._corrupt(row, f"a row of at most {MAX_ROW_BYTES} bytes", f"{size} bytes")
         return size
+
+    def place(self, row: int) -> RowPlace | None:
+        """Returns where another process finds a row; None without digests, or for a store, which may evict its copy."""
+        if self._digests is None or isinstance(self.path, UrlPath):
+            return None
+        start, stop = self._offsets[row : row + 2]
+        digest = self._digests[8 * row : 8 * row + 8]
+        return RowPlace(os.path.abspath(self.path), self.number, row, start, stop - start, digest)
 
     def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
         byte, sealed = None if row is None else self._offsets[row], self._digests is not None
@@ -223,13 +227,13 @@ class Chunk(FileOfRows):
         self.check(line, row)
         return line
 
-    def place(self, row: int) -> RowPlace | None:
-        """Returns where another process finds a row; None without digests, or for a store, which may evict its copy."""
-        if self._digests is None or isinstance(self.path, UrlPath):
-            return None
-        start, stop = self._offsets[row : row + 2]
-        digest = self._digests[8 * row : 8 * row + 8]
-        return RowPlace(os.path.abspath(self.path), self.number, row, start, stop - start, digest)
+    def to_send(self, line: bytes, row: int) -> tuple[bytes | RowPlace, bytes | RowPlace]:
+        """Returns a checked line, and the checked bytes of its arrays: of what is large the place, if it has one."""
+        sent = (self.place(row) if len(line) > LARGE_ROW_BYTES else None) or line
+        if self.arrays is None or not may_hold_arrays(line):
+            return sent, b""
+        data = self.arrays.read_rows(row, row + 1)
+        return sent, (self.arrays.place(row) if len(data) > LARGE_ROW_BYTES else None) or data.tobytes()
 
     def read_whole(self, memory: mmap) -> None:
         """Reads the whole file into memory without checking its rows: use `spans` and `check` for that."""
@@ -364,47 +368,6 @@ class OpenChunks(dict[int, Chunk]):
             self._closed.append(old)
 
 
-class RowMemory:
-    """Reusable memory for the arrays of rows: touching new memory costs more than reading bytes into it.
-
-    The reference count shows whether a buffer is in use: every array that shares it holds a reference, and so does
-    everything made from such an array, like a tensor, a memoryview or a DLPack capsule. Threads may share it. If more
-    than `limit` bytes are kept (a batch of 8 rows of 8 MiB), including those in use, the oldest buffer is dropped.
-    """
-
-    def __init__(self, limit: int = 64 << 20) -> None:
-        self.size = 0  # bytes that are kept, in use or not
-        self._limit = limit
-        self._lock = Lock()
-        self._buffers: deque[ByteArray] = deque()
-
-    def take(self, size: int) -> ByteArray:
-        """Returns u8 of shape (size,) that nothing else refers to, uninitialized."""
-        # Never waits: a lock that a thread holds while its process forks stays locked in the child.
-        if not LEAST_BYTES <= size <= self._limit or not self._lock.acquire(blocking=False):
-            return np.empty(size, np.uint8)
-        buffers = self._buffers
-        try:
-            # At most 24 take at most 3 microseconds. The most recently used is first: it is still in the CPU's caches.
-            for _ in range(min(len(buffers), 24)):
-                if size <= buffers[-1].size <= size + size // 4 and sys.getrefcount(buffers[-1]) == ALONE:
-                    return buffers[-1][:size]
-                buffers.rotate(1)
-            # Rounded up by at most an eighth, so that rows of nearly the same size fit into each other's buffers.
-            step = 1 << (size.bit_length() - 4)
-            made = np.empty(-(-size // step) * step, np.uint8)
-            buffers.append(made)
-            self.size += made.size
-            while self.size > self._limit:
-                self.size -= buffers.popleft().size
-            return made[:size]
-        finally:
-            self._lock.release()
-
-
-ROW_MEMORY: Final = RowMemory()
-
-
 class RowPlace(NamedTuple):
     """A row of a sealed chunk: absolute path of the data file, numbers, first byte, size with newline, and XXH3."""
 
@@ -416,18 +379,24 @@ class RowPlace(NamedTuple):
     digest: bytes  # 8 big-endian bytes
 
 
-def read_place(place: RowPlace) -> bytes:
-    """Reads a row that another process has checked. Raises ChunkMissing or ChunkCorrupt if it is gone or changed."""
+def read_place(place: RowPlace) -> ByteArray:
+    """Reads the bytes of a row that another process has checked; returns u8 owned by the caller.
+
+    Raises ChunkMissing or ChunkCorrupt if they are gone or changed.
+    """
     # Twice: an open file may have been replaced since, or its server may have forgotten it.
-    with contextlib.suppress(OSError):
-        line = _file_of(place).read(place.start, place.size)
-        if _digest(line) == place.digest:
-            return line
+    with contextlib.suppress(OSError, ChunkCorrupt):
+        return _read_place(place)
     _open_files.pop(place.path, None)
-    line = _file_of(place).read(place.start, place.size)
-    if (found := _digest(line)) == place.digest:
-        return line
-    actual = found.hex() if len(line) == place.size else f"{len(line)} bytes"
+    return _read_place(place)
+
+
+def _read_place(place: RowPlace) -> ByteArray:
+    data = ROW_MEMORY.take(place.size)
+    done = _file_of(place).read_into(data.data, place.start)
+    if done == place.size and _digest(data.data) == place.digest:
+        return data
+    actual = f"{done} bytes" if done < place.size else _digest(data.data).hex()
     expected = f"XXH3 {place.digest.hex()} of {place.size} bytes as sealed"
     raise damaged(Path(place.path), place.chunk, place.row, place.start, expected, actual)
 

@@ -21,8 +21,7 @@ from lazyshard.stream.listing import Published, has_unpublished_rows, invalid, p
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import HEAD_SLOT, READERS, RETIRED_SLOT, NodePoll, Parent, Waker, first_poll, next_poll
 
-# How long a file of a chunk that `head.json` counts may stay invisible: network filesystems cache for up to a minute
-# that a name did not exist
+# How long a file of a chunk that `head.json` counts may stay invisible: network filesystems cache that it was absent
 GRACE_S: Final = 60.0
 # How often to check which chunks were deleted: an open file takes up disk space until it is closed
 _LET_GO_S: Final = 1.0
@@ -293,7 +292,7 @@ class StreamReader:
             ChunkRetired: the producer has deleted its chunk; reported at once, unless the chunk is still open here.
             ChunkMissing: a file of its chunk did not appear within the grace period.
         """
-        chunk, row = self._place(first)
+        chunk, row = self.locate(first)
         budget = min(2 * self._ahead, _AHEAD_BYTES) if first == self._next else 0
         last = min(row + stop - first, len(chunk))
         lines = self.read_from(chunk, lambda: chunk.lines(row, last, at_least, budget))
@@ -309,18 +308,18 @@ class StreamReader:
 
     def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
         """Parses lines of `lines_published`, the first of which is sample `first`; see `Chunk.parse`."""
-        chunk, row = self._place(first)
+        chunk, row = self.locate(first)
         return chunk.parse(lines, row) if not self.arrays else self.read_from(chunk, lambda: chunk.parse(lines, row))
 
     def stop_for_arrays(self, first: int, stop: int, at_least: int = 1) -> int:
         """Returns where to stop in [first, stop), so that the arrays that are read together are not too large."""
-        chunk, row = self._place(first)
+        chunk, row = self.locate(first)
         assert chunk.arrays is not None
         return first - row + chunk.arrays.fit(row, min(row + stop - first, len(chunk)), at_least, _AHEAD_BYTES)
 
     def arrays_published(self, first: int, stop: int) -> CheckedArrays:
         """Returns the checked bytes of the arrays of one chunk's samples. Raises as `lines_published`."""
-        chunk, row = self._place(first)
+        chunk, row = self.locate(first)
         arrays, after = chunk.arrays, row + stop - first
         assert arrays is not None
         data = self.read_from(chunk, lambda: arrays.read_rows(row, after))
@@ -349,7 +348,8 @@ class StreamReader:
             self._chunks.add(chunk)
         return chunk
 
-    def _place(self, sample: int) -> tuple[Chunk, int]:
+    def locate(self, sample: int) -> tuple[Chunk, int]:
+        """Returns the chunk of a published sample, open, and its row there. Raises as `read_published`."""
         number, row = divmod(sample, self.samples_per_chunk)
         return self.chunk(number), row
 

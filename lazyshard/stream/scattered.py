@@ -13,9 +13,9 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError
-from lazyshard.memory import raise_if_short
+from lazyshard.memory import ALONE, raise_if_short
 from lazyshard.part import Int64Array
-from lazyshard.stream.chunk import ALONE, LARGE_ROW_BYTES, good_until
+from lazyshard.stream.chunk import LARGE_ROW_BYTES, good_until
 
 if TYPE_CHECKING:
     from lazyshard.stream.reader import StreamReader

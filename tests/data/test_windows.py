@@ -19,7 +19,7 @@ import lazyshard
 from lazyshard import ChunkWriter, EncodeCache, LateRow, LazyShardedDataset, LazyShardedStream, as_tensor
 from lazyshard.data import index_space as window_reader
 from lazyshard.data.index_space import IndexSpace
-from lazyshard.errors import ChunkCorrupt
+from lazyshard.errors import ChunkCorrupt, ChunkMissing
 from lazyshard.plan.course import Draw
 from lazyshard.stream import chunk, scattered
 from tests.data.runs import open_rank
@@ -317,6 +317,54 @@ def test_a_large_row_is_refused_that_was_changed_after_its_worker_had_read_it(tm
     assert (caught.file, caught.row, caught.byte) == (str(path), 0, 0)
 
 
+PHOTO = b"\xff\xd8\xff" + bytes(range(256)) * 300
+
+
+def late_photos(directory: Path, **options: Any) -> LazyShardedDataset:
+    rows = ({"id": i, "photo": PHOTO + b"." * i, "x": np.arange(3 + i)} for i in range(6))
+    publish_rows(directory, 3, [*rows, {"id": 6}, {"id": 7, "photo": b"small"}], arrays=True)
+    return open_rank(directory, encode_fn=LateRow, batch_size=2, **options)
+
+
+def sizes_sent(rows: list[Any]) -> list[tuple[str, int, int, Any]]:
+    return [(type(row).__name__, len(ForkingPickler.dumps(row)), len(pickle.dumps(row)), row) for row in rows]
+
+
+@pytest.mark.parametrize(("start", "window"), [("fork", 0), (PICKLED, 2)])
+def test_photos_and_arrays_are_read_by_the_process_that_looks_at_them(tmp_path: Path, start: str, window: int) -> None:
+    dataset = late_photos(tmp_path / "s", shuffle_window=window)
+    indices = dataset.rank_indices
+    found = loader(dataset, indices, 2, batch_size=2, collate_fn=sizes_sent, multiprocessing_context=start)
+    rows = {}
+    for kind, between, kept, row in (one for batch in found for one in batch):
+        assert kind == "LateRow"
+        assert between < 1_000, "of a photo of 76,803 bytes only the place is to cross"
+        assert (kept > len(PHOTO)) == (row["id"] < 6), "what is pickled for another time holds the photo itself"
+        rows[row["id"]] = row
+    assert [rows[i].get("photo") for i in range(8)] == [*(PHOTO + b"." * i for i in range(6)), None, b"small"]
+    assert [rows[i]["x"].tolist() for i in range(6)] == [list(range(3 + i)) for i in range(6)]
+    rows[0]["x"][0] = 7
+    assert {type(dataset[index]) for index in indices} == {dict}
+
+
+def test_a_damaged_photo_is_found_by_the_worker_which_takes_another_row(tmp_path: Path) -> None:
+    dataset = late_photos(tmp_path)
+    with open(tmp_path / "chunk_00000.arrays", "r+b") as file:
+        os.pwrite(file.fileno(), b"!", 40_000)
+    found = [row["id"] for batch in loader(dataset, None, 2, batch_size=2, collate_fn=kinds) for _, row in batch]
+    assert (found[0] in (1, 2), found[1:]) == (True, [1, 2, 3, 4, 5, 6, 7])
+    assert dataset.stats().bad_samples == 1
+
+
+def test_a_photo_that_was_deleted_before_it_is_looked_at(tmp_path: Path) -> None:
+    def deleting(rows: list[Any]) -> list[Any]:
+        (tmp_path / "chunk_00000.arrays").unlink()
+        return rows
+
+    caught = raised(ChunkMissing, list, loader(late_photos(tmp_path), range(2), 1, batch_size=2, collate_fn=deleting))
+    assert (caught.file, caught.chunk) == (str(tmp_path / "chunk_00000.arrays"), 0)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"shuffle_window": 2}, {"shuffle_window": 20}, {"unit": 1}, {"cache": EncodeCache(memory_bytes=1 << 20)}],
@@ -372,5 +420,4 @@ def test_tensor_shares_the_memory_of_its_array(tmp_path: Path) -> None:
     row["x"].flags.writeable = False
     as_tensor(row["x"])[0] = 5
     assert row["x"].tolist() == [9, 1, 2]
-    refusal_of(ValueError, "LateRow", open_rank, tmp_path, encode_fn=LateRow)
     assert (brain.dtype, brain.tolist()) == (torch.bfloat16, [1.5, -2.0])

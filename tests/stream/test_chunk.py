@@ -17,6 +17,7 @@ from torch.utils.dlpack import from_dlpack
 from lazyshard import StreamReader, as_tensor
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, RowInvalid
 from lazyshard.format.records import chunk_name
+from lazyshard.memory import LEAST_BYTES, ROW_MEMORY, RowMemory
 from lazyshard.stream import chunk as chunks
 from lazyshard.stream import scattered
 from lazyshard.stream.chunk import Chunk, RowPlace, open_foreign, open_sealed, read_place
@@ -143,7 +144,7 @@ def test_a_row_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     places = [place_of(Path("s"), *divmod(i, 2)) for i in (3, 0, 2)]
     monkeypatch.chdir("/")
-    assert [read_place(place) for place in places] == [b'{"id":3}\n', b'{"id":0}\n', b'{"id":2}\n']
+    assert [read_place(place).tobytes() for place in places] == [b'{"id":3}\n', b'{"id":0}\n', b'{"id":2}\n']
     # Rows without digests have none.
     others = foreign(tmp_path / "f", b'{"id":0}\n', end=True)
     assert StreamReader(others, samples_per_chunk=1).chunk(0).place(0) is None
@@ -154,11 +155,11 @@ def test_a_row_whose_file_was_deleted_replaced_or_changed_meanwhile(tmp_path: Pa
     read_place(place)
     os.unlink(place.path)
     # It is still open here.
-    assert read_place(place) == b'{"id":1}\n'
+    assert read_place(place).tobytes() == b'{"id":1}\n'
     # One that another has replaced is opened again.
     Path(place.path).write_bytes(b'{"id":7}\n{"id":8}\n')
     other = place_of(produce(tmp_path / "other", 9), 4, 0)
-    assert read_place(other._replace(path=place.path, start=9)) == b'{"id":8}\n'
+    assert read_place(other._replace(path=place.path, start=9)).tobytes() == b'{"id":8}\n'
     for data, actual in ((b'{"id":0}\n{"id":9}\n', ""), (b'{"id":0}\n{"id', "4 bytes")):
         Path(place.path).write_bytes(data)
         error = raised(ChunkCorrupt, read_place, place)
@@ -297,7 +298,7 @@ def test_a_chunk_that_was_cut_is_told_at_its_rows(reader: StreamReader) -> None:
     raised(ChunkCorrupt, rows.lines, held, 2, 7)
 
 
-SIZE = chunks.LEAST_BYTES
+SIZE = LEAST_BYTES
 
 
 def address(data: npt.NDArray[Any]) -> int:
@@ -305,7 +306,7 @@ def address(data: npt.NDArray[Any]) -> int:
 
 
 def test_no_more_is_kept_than_the_limit_and_what_is_taken_at_once_is_each_its_own() -> None:
-    memory = chunks.RowMemory(4 * SIZE)
+    memory = RowMemory(4 * SIZE)
     # Small memory is left to the C library, and who finds another thread in it does not wait.
     assert [memory.take(size).size for size in (0, 1, SIZE - 1)] == [0, 1, SIZE - 1]
     with memory._lock:
@@ -337,7 +338,7 @@ def test_no_more_is_kept_than_the_limit_and_what_is_taken_at_once_is_each_its_ow
     ids=["slice", "array in a row", "other dtype", "tensor", "dlpack", "memoryview", "buffer", "list", "iterator"],
 )
 def test_memory_that_somebody_looks_at_is_left_alone(look: Any) -> None:
-    memory = chunks.RowMemory()
+    memory = RowMemory()
     data = memory.take(SIZE)
     where = address(data)
     kept = look(data)
@@ -352,13 +353,13 @@ def test_rows_of_a_stream_are_read_into_memory_of_dropped_ones(tmp_path: Path) -
     rows = ({"x": np.full(SIZE, number, np.uint8), "y": np.full(8, number, np.int64)} for number in range(6))
     publish_rows(tmp_path, 6, rows, arrays=True)
     reader = StreamReader(tmp_path, max_wait=0)
-    before = chunks.ROW_MEMORY.size
+    before = ROW_MEMORY.size
     for _ in range(5):
         for number in range(6):
             row = reader.read(number)
             assert (set(row["x"].tolist()), row["y"].tolist()) == ({number}, [number] * 8)
     # That of the row that is read, and of the one before it.
-    assert chunks.ROW_MEMORY.size - before <= 3 * SIZE
+    assert ROW_MEMORY.size - before <= 3 * SIZE
     # One array of a row keeps it while others are read.
     kept = [reader.read(number)["y"] for number in range(6)]
     tensors = [as_tensor(reader.read(number)["x"])[-3:] for number in range(6)]

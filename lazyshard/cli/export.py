@@ -21,7 +21,6 @@ from typer import Argument, Option
 from lazyshard.cli import exits, output
 from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX, bounds_of
 from lazyshard.errors import ConfigInvalid, RowInvalid
-from lazyshard.format.records import chunk_name
 from lazyshard.inspection.tracing import Report
 from lazyshard.part import Array
 from lazyshard.store import durable
@@ -41,7 +40,6 @@ class ExportSettings(NamedTuple):
     dtype: str = AUTO
     boundaries: str = "row"
     lengths: str | None = None
-    mode: str | None = None
     samples_per_chunk: int | None = None  # of a directory without `stream.json`; None: rows of its first chunk
     force: bool = False  # replace existing files
 
@@ -55,7 +53,6 @@ def command(
         str, Option(metavar="row|stream|key:NAME", help="A document is a row, all rows, or rows with equal NAME.")
     ] = "row",
     lengths: Annotated[str | None, Option(metavar="KEY", help="Key of sequence lengths, if rows hold several.")] = None,
-    mode: Annotated[str | None, Option(metavar="KEY", help="Key of the sequences' modes, to be written too.")] = None,
     force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
     as_json: output.JsonOption = False,
     samples_per_chunk: output.SamplesPerChunkOption = None,
@@ -72,7 +69,7 @@ def command(
 
     Examples:
         lazyshard export /shared/stream /data/corpus
-        lazyshard export /shared/stream /data/corpus --dtype int32 --document-boundaries key:document --mode mode
+        lazyshard export /shared/stream /data/corpus --dtype int32 --document-boundaries key:document
 
     Exit codes:
         0  written
@@ -94,7 +91,7 @@ def command(
     unknown = re.fullmatch(f"row|stream|{_KEY}.+", document_boundaries, re.DOTALL) is None
     needed = f"expected row, stream or {_KEY}NAME, got {document_boundaries!r}"
     output.refuse_if(unknown, "--document-boundaries", needed)
-    settings = ExportSettings(field, dtype, document_boundaries, lengths, mode, samples_per_chunk, force)
+    settings = ExportSettings(field, dtype, document_boundaries, lengths, samples_per_chunk, force)
     with output.chunk_bar() as report:
         made = export(source, Path(prefix), settings, report)
     holds = ", ".join(output.count(made[f"{noun}s"], noun) for noun in ("document", "sequence", "token"))
@@ -119,7 +116,7 @@ def export(source: Path, prefix: Path, settings: ExportSettings, report: Report 
     new_builder = _find_builder()
     try:
         for dtype in (_SMALLEST, "int32") if settings.dtype == AUTO else (settings.dtype,):
-            builder = new_builder(str(parts[0]), getattr(np, dtype), settings.mode is not None)
+            builder = new_builder(str(parts[0]), getattr(np, dtype))
             try:
                 # False if a token does not fit the smallest type: start again with the next one.
                 if _add_rows(reader, builder, dtype, settings, report):
@@ -191,7 +188,7 @@ def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSe
         # Rows of one chunk are read together, up to this number; large rows are returned in smaller batches.
         for row in reader.read_published(sample, published.samples, 1024):
             try:
-                tokens, lengths, modes, shared = read_row(row, settings, integral)
+                tokens, lengths, shared = read_row(row, settings, integral)
                 low, high = tokens.min(initial=0).item(), tokens.max(initial=0).item()
                 if widens and (low < 0 or high > 65498):
                     return False
@@ -201,14 +198,14 @@ def _add_rows(reader: StreamReader, builder: Any, dtype: str, settings: ExportSe
                     held = f"which holds {least} to {most}; give {hint}"
                     raise RowRefused(f"token {token} does not fit into {dtype}, {held}")
             except RowRefused as cause:
-                chunk, at = divmod(sample, reader.samples_per_chunk)
-                path = str(reader.directory / chunk_name(chunk))
+                chunk, at = reader.locate(sample)
+                path = str(chunk.path)
                 message = f"{path}:{at + 1}: sample {sample}: {cause}"
                 raise RowInvalid(message, reason=str(cause), file=path, line=at + 1) from None
             if shared == key:
                 # The document of the previous row continues.
                 builder.document_indices.pop()
-            builder.add_document(tokens, lengths, modes)
+            builder.add_document(tokens, lengths)
             sample, key = sample + 1, shared
     report("exporting", published.chunks, published.chunks)
     return True
@@ -218,15 +215,13 @@ class RowRefused(Exception):
     """The reason why a row cannot be exported; `_add_rows` adds file and row."""
 
 
-def read_row(
-    row: dict[str, Any], settings: ExportSettings, integral: bool
-) -> tuple[Array, list[int], list[int] | None, Any]:
-    """Returns a parsed row's tokens, the lengths and modes of its sequences, and the key of its document.
+def read_row(row: dict[str, Any], settings: ExportSettings, integral: bool) -> tuple[Array, list[int], Any]:
+    """Returns a parsed row's tokens, the lengths of its sequences, and the key of its document.
 
     If `integral`, tokens must be integers, otherwise any numbers. Raises RowRefused for a row that cannot be exported.
     """
     tokens = _numbers(_take(row, settings.field), settings.field, integral)
-    lengths, modes = [len(tokens)], None
+    lengths = [len(tokens)]
     if settings.lengths is not None and settings.lengths in row:
         lengths = _numbers(row[settings.lengths], settings.lengths).tolist()
         if min(lengths, default=0) < 0 or sum(lengths) != len(tokens):
@@ -234,17 +229,10 @@ def read_row(
     # Lengths are written as int32.
     if max(lengths, default=0) >= 1 << 31:
         raise RowRefused(f"a sequence has {max(lengths)} tokens; the index holds lengths up to {(1 << 31) - 1}")
-    if settings.mode is not None:
-        value = _take(row, settings.mode)
-        modes = [value] * len(lengths) if type(value) is int else _numbers(value, settings.mode).tolist()
-        if len(modes) != len(lengths):
-            raise RowRefused(f"{settings.mode!r} holds {len(modes)} modes for {len(lengths)} sequences")
-        if wrong := [mode for mode in modes if not -128 <= mode < 128]:
-            raise RowRefused(f"{settings.mode!r} holds {wrong[0]}, expected modes from -128 to 127")
     if settings.boundaries.startswith(_KEY):
-        return tokens, lengths, modes, _take(row, settings.boundaries.removeprefix(_KEY))
+        return tokens, lengths, _take(row, settings.boundaries.removeprefix(_KEY))
     # No two objects are equal: each row is a document.
-    return tokens, lengths, modes, object() if settings.boundaries == "row" else None
+    return tokens, lengths, object() if settings.boundaries == "row" else None
 
 
 def _take(row: dict[str, Any], name: str) -> Any:

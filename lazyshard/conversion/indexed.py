@@ -9,7 +9,7 @@
       34      4 n                    int32: tokens of each sequence
               8 n                    int64: byte of PREFIX.bin at which each sequence begins
               8 (d + 1)              int64: boundaries; document k is the sequences of [boundary k, boundary k + 1)
-              n, or none             int8: mode of each sequence, if the file has modes
+              n, or none             int8: modes, which neither Megatron's `GPTDataset` nor this reader reads
 
 `PREFIX.bin` contains only tokens. The layout is that of megatron-core 0.16. Its own reader is not used: it maps the
 index into memory, so a file truncated during reading kills the process (SIGBUS); it does not check sizes, offsets or
@@ -47,7 +47,6 @@ class IndexHeader(NamedTuple):
     token: np.dtype[Any]
     sequences: int
     documents: int
-    has_modes: bool
 
     @property
     def starts(self) -> tuple[int, int, int, int]:
@@ -77,21 +76,20 @@ class IndexHeader(NamedTuple):
             raise refuse(file, f"a token type from 1 to {len(DTYPES)}", f"code {code}")
         if boundaries == 0:
             raise refuse(file, "at least one document boundary", "none")
-        header = cls(list(DTYPES.values())[code - 1], sequences, boundaries - 1, has_modes=False)
+        header = cls(list(DTYPES.values())[code - 1], sequences, boundaries - 1)
         plain = header.starts[-1]
         if size not in (plain, plain + sequences):
             hint = "; the file was truncated, or is still being written" if size < plain else ""
             modes, of = f"{plain + sequences} with modes", f"{sequences} sequences and {boundaries - 1} documents"
             raise refuse(file, f"{plain} bytes, or {modes}, for {of}", f"{size}{hint}")
-        return header._replace(has_modes=size > plain)
+        return header
 
 
 class IndexedSequences(NamedTuple):
-    """Consecutive sequences of an index: the tokens of each, its first byte in the data file, and its mode."""
+    """Consecutive sequences of an index: the tokens of each, and its first byte in the data file."""
 
     lengths: Int64Array
     pointers: Int64Array
-    modes: Int64Array | None
 
 
 class IndexedReader:
@@ -125,13 +123,12 @@ class IndexedReader:
         return found
 
     def sequences(self, first: int, stop: int) -> IndexedSequences:
-        """Returns the index entries of the sequences [first, stop), checked; 20 bytes of memory per sequence."""
-        lengths_at, pointers_at, _, modes_at = self.header.starts
+        """Returns the index entries of the sequences [first, stop), checked; 16 bytes of memory per sequence."""
+        lengths_at, pointers_at, *_ = self.header.starts
         lengths = self._numbers("<i4", lengths_at, first, stop)
         pointers = self._numbers("<i8", pointers_at, first, stop)
         check_sequences(lengths, pointers, first, self.header, self.data_size, self.index)
-        modes = self._numbers("<i1", modes_at, first, stop) if self.header.has_modes else None
-        return IndexedSequences(lengths, pointers, modes)
+        return IndexedSequences(lengths, pointers)
 
     def tokens(self, begin: int, count: int) -> Array:
         """Returns `count` tokens of the data file, in its own type and read-only, from the byte `begin` of a sequence.

@@ -127,7 +127,7 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
     def begin(self, cursor: Cursor) -> None:
         """Writes the run's first cursor together with its token: from here on earlier runs are refused.
 
-        The cursor may be behind the existing one; its `owner` is filled in.
+        The cursor may be behind the existing one, which is logged; its `owner` is filled in.
 
         Raises:
             VersionUnsupported: the existing cursor has a later format.
@@ -136,7 +136,10 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
         self._check_use(cursor)
         if self.begun:
             raise RuntimeError(f"{self._path}: this run has already begun; write the cursor with `write`")
-        self._take_turn()
+        found = self._take_turn()
+        if found is not None and found.stream_id == cursor.stream_id and found.consumed > cursor.consumed:
+            text = "%s: the cursor of %r moves back from %d to %d samples, where this run began or resumed"
+            _log.warning(text, self.directory, self.consumer, found.consumed, cursor.consumed)
         write_cursor(self.directory, replace(cursor, owner=self._token.text))
         self.begun = True
 
@@ -208,8 +211,8 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
         what = f"{target}: another program replaced it at each of {_TRIES} tries to write it; find out which"
         raise errors.StoreUnavailable(what, url=str(target))
 
-    def _take_turn(self) -> None:
-        """Takes a turn above all known ones, and records it for processes that find the lock held."""
+    def _take_turn(self) -> Cursor | None:
+        """Takes a turn above all known ones, records it for processes that find the lock held; returns the cursor."""
         cursor = self._read()
         # The token in the lock file outlives a cursor that was torn or removed.
         known = (_read_signature(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
@@ -217,6 +220,7 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
         # If this fails, others only lack a name to report. In place, since the lock is on the file, not on its name.
         with contextlib.suppress(OSError):
             write_new(self._path, f"{self._token.text}\n".encode(), over=True)
+        return cursor
 
     def _try_lock(self) -> bool:
         """Returns whether no other run holds the lock, as far as this machine can tell."""

@@ -79,6 +79,7 @@ class RowLoop:
     clock: Callable[[], float] = field(default=time.monotonic, init=False)
     sleep: Callable[[float], None] = field(default=time.sleep, init=False)
     _bytes: int = 0  # of the open chunk
+    _side_bytes: int = 0  # of arrays and media in all rows of this run
     _beat: float | None = None
 
     def publish(self) -> Outcome:
@@ -115,6 +116,8 @@ class RowLoop:
             if mixer.rows:
                 left_out = f"--where or --transform left out all of {count(mixer.rows, 'row')}"
                 self.display.warn(f"{left_out}: the stream ends empty")
+        if (keys := self.settings.embed) and not self._side_bytes and writer.samples > self._before:
+            self.display.warn(f"--embed {','.join(keys)}: no row of this run has media under this name; check it")
         try:
             # A named writer may wait for the stream's limits here, which is no fault of the filesystem.
             with self._watched() if self.gate is None else contextlib.nullcontext():
@@ -237,12 +240,12 @@ class RowLoop:
                 sizes = (one[at : at + written] for one in (batch.tokens, batch.patches))
                 tokens, patches = (np.asarray(size, dtype=np.uint32) for size in sizes)
                 checked = replace(checked, tokens=tokens, patches=patches)
-            fills, source = written == self.writer.room, None
-            if fills:
-                source = batch.position(at + written - 1).encode(self._pipeline.mixer.names)
+            fills = written == self.writer.room
+            source = batch.position(at + written - 1).encode(self._pipeline.mixer.names) if fills else None
             with contextlib.suppress(RowInvalid):  # `checked.refused`, which is handled below
                 self.writer.write_lines(checked, source=source)
-            self._bytes += len(checked.data) + (0 if checked.arrays is None else len(checked.arrays.data))
+            side_bytes = 0 if checked.arrays is None else len(checked.arrays.data)
+            self._bytes, self._side_bytes = self._bytes + len(checked.data) + side_bytes, self._side_bytes + side_bytes
             self.display.metrics.taken(batch.place(at).file, written)
             if fills:
                 chunks, size = self.writer.published_chunks, self.writer.samples_per_chunk

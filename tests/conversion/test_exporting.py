@@ -52,24 +52,22 @@ def exported(folder: Path, rows: Iterable[dict[str, Any]], **options: Any) -> Co
 @given(corpora())
 def test_megatron_core_reads_what_the_rows_hold(corpus: tuple[str, Any, Any]) -> None:
     dtype, documents, modes = corpus
-    rows, left = [], iter(modes or [])
-    for document in documents:
-        row: dict[str, Any] = {"input_ids": [*chain(*document)], "lengths": [len(sequence) for sequence in document]}
-        rows.append(row | ({} if modes is None else {"mode": [next(left) for _ in document]}))
-    chosen = ExportSettings(dtype=dtype, lengths="lengths", mode=None if modes is None else "mode")
+    rows = [{"input_ids": [*chain(*document)], "lengths": list(map(len, document))} for document in documents]
+    chosen = ExportSettings(dtype=dtype, lengths="lengths")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        expected = megatron_core.build(folder / "theirs", dtype, documents, modes)
-        assert content(folder / "theirs") == expected
+        expected = megatron_core.build(folder / "modes", dtype, documents, modes=modes)
+        assert content(folder / "modes") == expected
+        megatron_core.build(folder / "theirs", dtype, documents)
         theirs = [(folder / f"theirs{suffix}").read_bytes() for suffix in (".bin", ".idx")]
-        write(folder / "written", dtype, documents, modes)
+        write(folder / "written", dtype, documents)
         assert [(folder / f"written{suffix}").read_bytes() for suffix in (".bin", ".idx")] == theirs
         source, prefix = stream(folder / "s", rows), folder / "ours"
         if not any(any(document) for document in documents):
             raised(StreamInvalid, export, source, prefix, chosen)
             return
         made = export(source, prefix, chosen)
-        assert megatron_core.read(prefix, multimodal=modes is not None) == expected
+        assert megatron_core.read(prefix) == expected
         assert (made["documents"], made["sequences"]) == (len(documents), len(expected.sequences))
         files = [Path(made["data"]), Path(made["index"])]
         assert made["size"] == sum(file.stat().st_size for file in files)
@@ -99,17 +97,17 @@ def test_documents_of_rows_of_a_key_and_of_the_stream(tmp_path: Path) -> None:
     for boundaries, expected in (("row", [0, 1, 2, 3, 4]), ("stream", [0, 4]), ("key:document", [0, 2, 3, 4])):
         prefix = tmp_path / boundaries.replace(":", "-")
         export(source, prefix, ExportSettings(boundaries=boundaries))
-        assert content(prefix) == Content("uint16", [[1], [2, 3], [4], [5]], expected, None)
+        assert content(prefix) == Content("uint16", [[1], [2, 3], [4], [5]], expected)
 
 
 def test_rows_of_several_sequences_beside_rows_of_one(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
-        {"input_ids": [1, 2, 3], "lengths": [2, 0, 1], "mode": [0, 1, 0]},
-        {"input_ids": [4], "mode": 1},
-        {"input_ids": [], "lengths": [], "mode": []},
+        {"input_ids": [1, 2, 3], "lengths": [2, 0, 1]},
+        {"input_ids": [4]},
+        {"input_ids": [], "lengths": []},
     ]
-    found = exported(tmp_path, rows, lengths="lengths", mode="mode")
-    assert found == Content("uint16", [[1, 2], [], [3], [4]], [0, 3, 4, 4], [0, 1, 0, 1])
+    found = exported(tmp_path, rows, lengths="lengths")
+    assert found == Content("uint16", [[1, 2], [], [3], [4]], [0, 3, 4, 4])
 
 
 @pytest.mark.parametrize(
@@ -125,13 +123,11 @@ def test_rows_of_several_sequences_beside_rows_of_one(tmp_path: Path) -> None:
         ({"input_ids": [1e300]}, {"dtype": "float32"}, "float32"),
         ({"input_ids": [1, 2], "lengths": [1]}, {"lengths": "lengths"}, "1, but the row has 2"),
         ({"input_ids": [1], "lengths": [2, -1]}, {"lengths": "lengths"}, "1, but the row has 1"),
-        ({"input_ids": [1]}, {"mode": "mode"}, "'mode'"),
-        ({"input_ids": [1], "mode": 128}, {"mode": "mode"}, "128"),
         ({"input_ids": [1]}, {"boundaries": "key:doc"}, "'doc'"),
     ],
 )
 def test_rows_that_cannot_be_exported(row: Any, options: Any, says: str, tmp_path: Path) -> None:
-    good = {"input_ids": [1], "mode": 1, "doc": 1}
+    good = {"input_ids": [1], "doc": 1}
     source = stream(tmp_path / "s", [good, good, good, good, row])
     error = refusal_of(RowInvalid, rf"sample 4: .*{says}", export, source, tmp_path / "a", ExportSettings(**options))
     assert (error.line, error.file) == (2, str(source / "chunk_00001.jsonl"))
@@ -229,7 +225,7 @@ def test_stopped_and_run_again(by: signal.Signals, code: int, tmp_path: Path, mo
 GOLDEN = b"MMIDIDX\0\0" + b"\1\0\0\0\0\0\0\0" + b"\x08" + b"\3\0\0\0\0\0\0\0" + b"\2\0\0\0\0\0\0\0"
 """Version 1, uint16, 3 sequences, 2 boundaries."""
 
-THREE = IndexHeader(DTYPES["uint16"], 3, 1, has_modes=False)
+THREE = IndexHeader(DTYPES["uint16"], 3, 1)
 SIZE = 34 + 3 * 4 + 3 * 8 + 2 * 8
 
 
@@ -267,7 +263,7 @@ def test_no_bytes_break_it(tail: bytes, size: int) -> None:
             header = IndexHeader.decode(head, size, "a.idx")
         except FileInvalid:
             continue
-        assert size == header.starts[-1] + header.sequences * header.has_modes
+        assert size - header.starts[-1] in (0, header.sequences)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +271,7 @@ def test_no_bytes_break_it(tail: bytes, size: int) -> None:
     [((1, 2), 0, 1, "1"), ((0, 2), 0, 1, "2"), ((0, 4), 0, 1, "4"), ((4, 3, 9), 2, 5, "boundary 3 .* 4 to 9, found 3")],
 )
 def test_boundaries_that_cannot_be(boundaries: tuple[int, ...], first: int, documents: int, found: str) -> None:
-    header = IndexHeader(DTYPES["int32"], 9, 5, has_modes=False)
+    header = IndexHeader(DTYPES["int32"], 9, 5)
     check_boundaries(index(0, 0, 4, 4, 9, 9), 0, header, "a.idx")
     given = index(*boundaries), first, THREE if documents == 1 else header, "a.idx"
     refusal_of(FileInvalid, rf"^a\.idx: .*{found}", check_boundaries, *given)

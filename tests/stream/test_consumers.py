@@ -286,6 +286,14 @@ def test_torn_cursor_is_told_once_and_replaced(tmp_path: Path, data: bytes, capl
     assert len(caplog.records) == 1
 
 
+def test_run_that_begins_before_its_cursor_logs_that(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for consumed, warnings in ((4, 0), (4, 0), (2, 1), (6, 1)):
+        with CursorOwner(tmp_path, "sft") as owner:
+            owner.begin(at(consumed))
+        assert len(caplog.records) == warnings
+    assert {"'sft'", "4", "2"} <= set(caplog.text.split())
+
+
 @pytest.mark.usefixtures("no_locks")
 def test_run_that_begins_over_a_torn_cursor_still_takes_over(tmp_path: Path) -> None:
     (tmp_path / "cursors").mkdir()

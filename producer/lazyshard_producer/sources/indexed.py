@@ -1,8 +1,8 @@
 """Megatron's IndexedDataset as a source of rows: a row for each document, or for each sequence.
 
-document    {"input_ids": [the tokens of all its sequences]}; unless it has exactly one sequence without a mode, also
-            "lengths": [tokens of each sequence], "mode": [mode of each]
-sequence    {"input_ids": [...], "document": number of its document from 0}, and "mode" if it has one
+document    {"input_ids": [the tokens of all its sequences]}; unless it has exactly one sequence, also
+            "lengths": [tokens of each sequence]
+sequence    {"input_ids": [...], "document": number of its document from 0}
 """
 
 from __future__ import annotations
@@ -150,13 +150,10 @@ class IndexedSource(Source):
             kind = "NaN" if np.isnan(values[bad[0]]) else "an infinity"
             return bad_row(f"token {bad[0]} is {kind}, which JSON does not have")
         row: dict[str, Any] = {"input_ids": values}
-        modes = None if found.modes is None else found.modes[low:high]
         if document is not None:
             row["document"] = document
-        elif modes is not None or high - low != 1:
+        elif high - low != 1:
             row["lengths"] = found.lengths[low:high]
-        if modes is not None:
-            row["mode"] = modes if document is None else int(modes[0])
         line = dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
         if len(line) - 1 <= self._most:
             return line

@@ -248,6 +248,14 @@ def test_rows_are_published_with_their_media_and_bad_ones_are_quarantined(worker
 
 
 @pytest.mark.usefixtures("media")
+@pytest.mark.parametrize(("key", "warnings"), [("image", 1), ("images", 0)])
+def test_a_key_that_no_row_has_is_told(key: str, warnings: int, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.jsonl").write_text('{"images":["a.png"]}\n{"id":1}\n')
+    assert main(run_arguments(Path("out"), [Path("rows.jsonl")], 2, "--embed", key, "--no-progress")) == 0
+    assert capsys.readouterr().err.count(f"--embed {key}:") == warnings
+
+
+@pytest.mark.usefixtures("media")
 def test_binary_columns_of_tables_are_media() -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

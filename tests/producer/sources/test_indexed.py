@@ -51,16 +51,16 @@ def test_rows_of_documents_and_of_sequences(prefix: Path, tmp_path: Path) -> Non
         {"input_ids": [4, 5, 6]},
         {"input_ids": []},
     ]
-    write(tmp_path / "m", "int8", [[[1], [2]], [], [[3]]], [5, -5, 0])
+    write(tmp_path / "m", "int8", [[[1], [2]], [], [[3]]], modes=True)
     assert values(opened(tmp_path / "m")) == [
-        {"input_ids": [1, 2], "lengths": [1, 1], "mode": [5, -5]},
-        {"input_ids": [], "lengths": [], "mode": []},
-        {"input_ids": [3], "lengths": [1], "mode": [0]},
+        {"input_ids": [1, 2], "lengths": [1, 1]},
+        {"input_ids": [], "lengths": []},
+        {"input_ids": [3]},
     ]
     assert values(opened(tmp_path / "m", "sequence")) == [
-        {"input_ids": [1], "document": 0, "mode": 5},
-        {"input_ids": [2], "document": 0, "mode": -5},
-        {"input_ids": [3], "document": 2, "mode": 0},
+        {"input_ids": [1], "document": 0},
+        {"input_ids": [2], "document": 0},
+        {"input_ids": [3], "document": 2},
     ]
 
 
@@ -74,7 +74,7 @@ def test_every_row_once(corpus: tuple[str, Any, Any], piece_rows: int, piece_byt
         patch.setattr(indexed_source, "PIECE_BYTES", piece_bytes)
         patch.setattr(indexed_source, "_PIECE_SEQUENCES", piece_sequences)
         prefix = Path(folder) / "a"
-        write(prefix, dtype, documents, modes)
+        write(prefix, dtype, documents, modes=modes)
         of_documents = values(opened(prefix))
         assert [row["input_ids"] for row in of_documents] == [list(chain(*document)) for document in documents]
         of_sequences = values(opened(prefix, "sequence"))

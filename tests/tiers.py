@@ -35,7 +35,7 @@ TRAININGS: Final = frozenset(
 """The real trainings with ms-swift of the quick tier, a minute each. All other tests that train its model are full."""
 
 SKIPS: Final[Mapping[str, str]] = {
-    "the lowest torch is not at hand": "3 GB to download: `scripts/test_pythons torch` does, and runs the same tests",
+    "the lowest torch is not at hand": "3 GB to download: `scripts/test_pythons torch` does, and runs the same tests"
 }
 """Regular expressions of the reasons of tests that may be skipped, and why that is so."""
 

@@ -141,8 +141,7 @@ def test_origins_of_steps_and_samples(produced: Run) -> None:
 STREAMS = (Stream("a", 120, 6), Stream("b", 90, 5), Stream("c", 80, 4))
 
 Stages = list[tuple[int, dict[str, float], int]]
-Seen = dict[tuple[str, int], list[str]]
-"""What each rank has read at each step, by letter and step from 1."""
+Seen = dict[tuple[str, int], list[str]]  # What each rank has read at each step, by letter and step from 1
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from lazyshard.conversion.indexed import DTYPES, MAGIC, IndexedReader, bounds_of
 
-Document = Sequence[Sequence[float]]
-"""Sequences of tokens."""
+Document = Sequence[Sequence[float]]  # Sequences of tokens
 
 
 class Content(NamedTuple):

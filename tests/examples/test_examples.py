@@ -37,8 +37,7 @@ class Expected(NamedTuple):
 
 EXPECTED: Final = {
     "live_distillation": Expected(
-        ("ok: 2,048 texts trained, each once; at most ",),
-        {"stream": "8 chunks, from 64 on, 256 samples, "},
+        ("ok: 2,048 texts trained, each once; at most ",), {"stream": "8 chunks, from 64 on, 256 samples, "}
     ),
     "many_writers.py": Expected(
         ("generator-0 was killed when ", "ok: 960 answers of 4 generators trained, each once"),

@@ -53,10 +53,7 @@ def test_each_row_is_in_the_stream_once_and_in_order_wherever_faults_come(plan: 
 
 @pytest.mark.parametrize(
     "mutant",
-    [
-        *(one for one in MUTANTS if one.name in _QUICK),
-        *full(*(one for one in MUTANTS if one.name not in _QUICK)),
-    ],
+    [*(one for one in MUTANTS if one.name in _QUICK), *full(*(one for one in MUTANTS if one.name not in _QUICK))],
     ids=lambda mutant: mutant.name,
 )
 def test_model_finds_a_sequencer_or_writer_that_makes_a_mistake(mutant: Mutant) -> None:

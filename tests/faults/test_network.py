@@ -22,11 +22,7 @@ from tests.harness.processes.producing import assert_one_line, ids
 from tests.harness.tally import Tally
 from tests.stream.streams import raised, refusal_of, rows
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.root,
-    pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
-]
+pytestmark = [pytest.mark.full, pytest.mark.root, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 
 ALL = list(range(ROWS))
 

@@ -179,10 +179,7 @@ def job(folder: Path, env: dict[str, str], nodes: int) -> Iterator[subprocess.Po
     """Runs the batch script on so many nodes of one rank each; rank r prints to `out{r}`, all else goes to logs."""
     own = {"TRAIN": "train.py", "STREAM": "stream", "RUN": "runs/first", "PORT": str(free_port())}
     own |= {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "any", "SLURM_JOB_NUM_NODES": str(nodes)}
-    options: dict[str, Any] = {
-        "env": env | QUIET | own | {"SLURM_GPUS_ON_NODE": "1"},
-        "start_new_session": True,
-    }
+    options: dict[str, Any] = {"env": env | QUIET | own | {"SLURM_GPUS_ON_NODE": "1"}, "start_new_session": True}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(["bash", "train.sbatch"], cwd=folder, stdout=log, stderr=log, **options)
         try:

@@ -353,8 +353,7 @@ def test_parts_go_on_in_the_same_order_and_skipped_steps_are_drawn_by_nobody() -
 
 
 PLAIN = Course(Rules(3), [Part(2, draws=4), Part(3)])
-SHORT = Course(Rules(4), [Part(2, 3)])
-"""Of whose epochs, with five samples, none has a batch for each lane."""
+SHORT = Course(Rules(4), [Part(2, 3)])  # Of whose epochs, with five samples, none has a batch for each lane
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from tests.harness.processes.environment import DEADLINE_S
 from tests.harness.processes.nursery import has_ended, kill, leave
 from tests.stream.damage import checkpoint
 
-Fails = Callable[..., str]
-"""Of the fixture `fails`."""
+Fails = Callable[..., str]  # Of the fixture `fails`
 
 
 class Running:

@@ -34,8 +34,7 @@ from typing import Any, Final
 from tests.swift.warm import BIN, offline, warm
 
 TRACE_PLUGIN: Final = Path(__file__).with_name("trace_plugin.py")
-TIMEOUT_S: Final = 300.0
-"""For a whole run. One takes 20 to 40 s on 2 idle cores; several may share them."""
+TIMEOUT_S: Final = 300.0  # For a whole run. One takes 20 to 40 s on 2 idle cores; several may share them
 
 POLL_S: Final = 0.05
 MARK: Final = "LAZYSHARD_TEST_RUN"

@@ -30,8 +30,7 @@ from tests.data.options import grouped
 WRITTEN: Final = Path(__file__).parent / "by_5c9efa2"
 STREAMS: Final = WRITTEN / "streams"
 RETAINED: Final = WRITTEN / "producers" / "retained" / "out"
-RETIRED: Final = 12
-"""Samples of it that were deleted, in chunks 0 to 2: its consumer has trained 14."""
+RETIRED: Final = 12  # Samples of it that were deleted, in chunks 0 to 2: its consumer has trained 14
 EXPECTED: Final = json.loads((WRITTEN / "expected.json").read_bytes())
 FILES: Final = json.loads((WRITTEN / "files.json").read_bytes())
 

@@ -71,8 +71,7 @@ _ALL: Final = (
     Planted(remainder_forgotten, sequence),
     Planted(piece_number_used_again, both),
 )
-MUTANTS: Final = {one.name: one for one in _ALL}
-"""To be found by kills."""
+MUTANTS: Final = {one.name: one for one in _ALL}  # To be found by kills
 
 OVERTAKING: Final[dict[str, Callable[[], None]]] = {"taken_over_without_fencing": taken_over_without_fencing}
 """To be found by two sequencers of which each is stopped anywhere."""

@@ -21,9 +21,8 @@ from threading import Lock
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import orjson
-
-from lazyshard.part import ByteArray
 
 _LARGE_BYTES: Final = 64 << 10  # Of a text or its values; smaller ones are passed to orjson unchecked
 
@@ -175,9 +174,9 @@ class RowMemory:
         self.size = 0  # bytes that are kept, in use or not
         self._limit = limit
         self._lock = Lock()
-        self._buffers: deque[ByteArray] = deque()
+        self._buffers: deque[npt.NDArray[np.uint8]] = deque()
 
-    def take(self, size: int) -> ByteArray:
+    def take(self, size: int) -> npt.NDArray[np.uint8]:
         """Returns u8 of shape (size,) that nothing else refers to, uninitialized."""
         # Never waits: a lock that a thread holds while its process forks stays locked in the child.
         if not LEAST_BYTES <= size <= self._limit or not self._lock.acquire(blocking=False):

@@ -282,8 +282,7 @@ def rate_words(outlook: Outlook, chunks: float | None) -> str | None:
 
 def told_words(outlook: Outlook) -> str:
     """Returns the age of the producer's last reported rate, or nothing if it is recent."""
-    age = outlook.heartbeat_age_s or 0.0
-    # Producers report their rate every 5 s.
+    age = outlook.heartbeat_age_s or 0.0  # Producers report their rate every 5 s
     return f", reported {duration(age)} ago" if outlook.chunk_rate and age > 10.0 else ""
 
 
@@ -397,6 +396,8 @@ def _of_producer(outlook: Outlook) -> str:
         again = f"the disk is full, free some space and {again}"
     elif head.state == "waiting" and head.note.removeprefix("deadlock: ").startswith(_ROOM):
         again = f"free some space, for which it waited ({head.note}), and {again}"
+    if survey.gone is False and outlook.state == "dead":
+        again = f"process {head.pid} still exists: continue it (kill -CONT {head.pid}), or end it and {again}"
     sign = f"no heartbeat for {age}{' and its process is gone' if survey.gone else ''}"
     what = failure_words(head.note) if head.note else "check its log, start it again"
     # `_of_readers` then says how far ahead it is, which implies that it is running.
@@ -413,10 +414,12 @@ def _of_producer(outlook: Outlook) -> str:
 
 def _of_readers(outlook: Outlook) -> str:
     head, consumers, slowest = outlook.survey.census.head, outlook.consumers, outlook.slowest
-    # The note of a waiting producer says how far ahead of which consumer it is.
-    told = outlook.state == "waiting" and head is not None and head.note
+    told = outlook.state == "waiting" and head is not None and head.note  # It says how far ahead of whom it is
     if not consumers:
         return "" if told else "no consumer has registered"
+    done = {one.consumer.name for one in consumers if one.remainder is not None}
+    if gone := [repr(name) for name in outlook.survey.runs_gone if name not in done]:
+        return f"the process of {', '.join(gone)} no longer exists on this machine: if it was killed, resume it"
     if outlook.survey.census.ended:
         known = all(one.lag_chunks is not None for one in consumers)
         return _behind(outlook) or ("every consumer is done with it" if known else "")

@@ -17,7 +17,7 @@ import torch
 
 from lazyshard.data.rank import Stats, log
 from lazyshard.data.settings import BadRows, RowSteps
-from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, SkipSample
+from lazyshard.errors import BadSample, ChunkCorrupt, ChunkMissing, ChunkRetired, RowInvalid, SkipSample
 from lazyshard.format.arrays import BFLOAT16, fill_row
 from lazyshard.format.row import parse_lines
 from lazyshard.memory import quick_loads, raise_if_short
@@ -379,28 +379,32 @@ class LateRow(Mapping[str, Any]):
 
     It is pickled as a plain dict: of the original line until the first access, afterwards of its current contents. Pass
     this class as `encode_fn` to have DataLoader workers return rows that the main process parses
-    (docs/performance.md). Not for filesystems without a page cache: of a line, or of arrays and media of a row, above
-    64 KiB only the place is sent, and the process that receives or accesses the row reads it again, with its digest.
+    (docs/performance.md). Not for filesystems without a page cache: of a line, or arrays and media, above 64 KiB only
+    the place is sent, and the process that receives or accesses the row reads them again, with their digest.
 
     Args:
         line: a valid JSON object as UTF-8, with optional whitespace around it; or the place where it is stored.
-        side: the bytes of its arrays and media in the side file, or their place; empty without any.
+        side: the bytes of its arrays and media in the side file, or their place; None without any.
 
     Raises TypeError: the line is not bytes; torch's `default_collate` then makes a dict of the batch.
     """
 
     __slots__ = ("_held",)
 
-    def __init__(self, line: bytes | RowPlace, side: bytes | RowPlace = b"") -> None:
+    def __init__(self, line: bytes | RowPlace, side: bytes | RowPlace | None = None) -> None:
         if not isinstance(line, (bytes, RowPlace)):
             raise TypeError(f"a line must be bytes or a place, got {type(line).__name__}")
-        self._held: tuple[bytes | RowPlace, bytes | RowPlace] | dict[str, Any] = line, side
+        self._held: tuple[bytes | RowPlace, bytes | RowPlace | None] | dict[str, Any] = line, side
 
     def _parsed(self) -> dict[str, Any]:
-        held = self._held
-        if not isinstance(held, dict):
-            held = self._held = _row_of(*held)
-        return held
+        if not isinstance(self._held, dict):
+            line, side = self._held
+            row: dict[str, Any] = quick_loads(line if isinstance(line, bytes) else read_place(line).data)
+            if side is not None:
+                data = read_place(side) if isinstance(side, RowPlace) else np.frombuffer(bytearray(side), np.uint8)
+                fill_row(row, data)
+            self._held = row
+        return self._held
 
     def __getitem__(self, key: str) -> Any:
         return self._parsed()[key]
@@ -414,19 +418,20 @@ class LateRow(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._parsed()!r})"
 
-    def __reduce__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., Mapping[str, Any]], tuple[Any, ...]]:
         made, held = self.sent()
         return made, tuple(read_place(one).tobytes() if isinstance(one, RowPlace) else one for one in held)
 
-    def sent(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
+    def sent(self) -> tuple[Callable[..., Mapping[str, Any]], tuple[Any, ...]]:
         """As `__reduce__`, for a receiver that unpickles soon and on this machine."""
         return (dict, (self._held,)) if isinstance(self._held, dict) else (_row_of, self._held)
 
 
-def _row_of(line: bytes | RowPlace, side: bytes | RowPlace = b"") -> dict[str, Any]:
-    row: dict[str, Any] = quick_loads(line if isinstance(line, bytes) else read_place(line).data)
-    if side:
-        fill_row(row, read_place(side) if isinstance(side, RowPlace) else np.frombuffer(bytearray(side), np.uint8))
+def _row_of(line: bytes | RowPlace, side: bytes | RowPlace | None = None) -> Mapping[str, Any]:
+    row = LateRow(line, side)
+    # An error here would lose the batch, for which the loader would wait forever. The first access raises it again.
+    with contextlib.suppress(ChunkCorrupt, ChunkMissing, OSError):
+        return row._parsed()
     return row
 
 
@@ -438,8 +443,8 @@ def late_rows(reader: StreamReader, lines: list[bytes], samples: Samples | None)
     if not reader.arrays and (samples is None or max(map(len, lines)) <= LARGE_ROW_BYTES):
         return list(map(LateRow, lines))
     made = []
-    # Without samples, or if the side file is damaged, the caller reads row by row.
-    with contextlib.suppress(ChunkCorrupt):
+    # Without samples, or if arrays are bad, the caller reads row by row.
+    with contextlib.suppress(ChunkCorrupt, RowInvalid):
         for line, sample in zip(lines, () if samples is None else samples, strict=False):
             chunk, row = reader.locate(int(sample))
             made.append(LateRow(*reader.read_from(chunk, partial(chunk.to_send, line, row))))

@@ -12,6 +12,7 @@ import errno
 import os
 import shlex
 import shutil
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from lazyshard import errors
 from lazyshard.format import records
 from lazyshard.format.records import END, HEAD, MANIFEST, End, Head, Manifest, ProducerState, Retired
 from lazyshard.format.seal import MixedSource, Seal, mixed_sources
+from lazyshard.format.state import CursorToken
 from lazyshard.format.writers import WRITERS, Committed, Sequenced
 from lazyshard.store import files
 from lazyshard.stream import Consumer, list_consumers, listing, read_retired
@@ -58,6 +60,7 @@ class Survey(NamedTuple):
     writers: tuple[WriterOutlook, ...] = ()  # by name; empty in a stream of one producer
     sequencer: Committed | None = None  # what the sequencer of the writers has reported last
     sequencer_gone: bool | None = None  # as `gone`, of its process
+    runs_gone: tuple[str, ...] = ()  # consumers; as `gone`, of the process that wrote the cursor
 
 
 State = Literal[ProducerState, "dead"]
@@ -133,7 +136,13 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
     told, rows = tuple(dict.fromkeys(problems)), count_lines(directory / records.QUARANTINE)
     left = free_bytes(directory)
     about = directory, now, census, gone, consumers, since, disk, left, rows, told, mixture, ended
-    return Survey(*about, writers, sequencer, None if sequencer is None else process_gone(sequencer))
+    runs_gone = tuple(one.name for one in consumers if one.cursor is not None and _is_gone(one.cursor.owner))
+    return Survey(*about, writers, sequencer, None if sequencer is None else process_gone(sequencer), runs_gone)
+
+
+def _is_gone(owner: str) -> bool:
+    run = CursorToken.parse(owner)
+    return run is not None and run.host == socket.gethostname() and not os.path.exists(f"/proc/{run.pid}")
 
 
 def _survey_writers(

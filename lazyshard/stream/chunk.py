@@ -227,13 +227,17 @@ class Chunk(FileOfRows):
         self.check(line, row)
         return line
 
-    def to_send(self, line: bytes, row: int) -> tuple[bytes | RowPlace, bytes | RowPlace]:
-        """Returns a checked line, and the checked bytes of its arrays: of what is large the place, if it has one."""
+    def to_send(self, line: bytes, row: int) -> tuple[bytes | RowPlace, bytes | RowPlace | None]:
+        """Returns a checked line, and the bytes of its arrays, None without any: of what is large the place, if it can.
+
+        Raises ChunkCorrupt, RowInvalid: the arrays are bad.
+        """
         sent = (self.place(row) if len(line) > LARGE_ROW_BYTES else None) or line
         if self.arrays is None or not may_hold_arrays(line):
-            return sent, b""
-        data = self.arrays.read_rows(row, row + 1)
-        return sent, (self.arrays.place(row) if len(data) > LARGE_ROW_BYTES else None) or data.tobytes()
+            return sent, None
+        self.parse([line], row)
+        place = self.arrays.place(row) if self.arrays.size(row, row + 1) > LARGE_ROW_BYTES else None
+        return sent, place or self.arrays.read_rows(row, row + 1).tobytes()
 
     def read_whole(self, memory: mmap) -> None:
         """Reads the whole file into memory without checking its rows: use `spans` and `check` for that."""

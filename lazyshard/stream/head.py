@@ -194,7 +194,8 @@ def next_report(last: float) -> float:
 def expected_wait(samples: int, published: Published) -> float | None:
     """Returns in how many seconds `samples` should be published at the producer's rate, None if unknown."""
     head = published.head
-    if head is None or head.rate <= 0 or head.state not in ("running", "waiting"):
+    # Nothing tells how long a producer waits for anything but its rate.
+    if head is None or head.rate <= 0 or not (head.state == "running" or head.note.startswith("--rate")):
         return None
     left = max(0, samples - published.samples)
     # A rate that has faded because no row came predicts nothing; near zero the division would overflow.

@@ -180,9 +180,6 @@ class Sequencer:
             self._writer.state = "running"
         return bool(self.hold)
 
-    def _fits(self, more: int) -> bool:
-        return self._gate is None or self._gate.fits(self._writer.published_chunks, more)
-
     def _take(self, members: list[SequencedWriter], most: int) -> None:
         """Publishes at most so many pieces together: one of each writer, in this order, then the next ones."""
         waiting, pieces, after = deque(members), list[SealedPiece](), self._taken()
@@ -191,7 +188,8 @@ class Sequencer:
             taken, _ = after.get(member.name, (0, 0))
             if member.trouble or member.published.samples - taken < self._size:
                 continue
-            if self._is_held() if not pieces else not self._fits(len(pieces)):
+            gate, published = self._gate, self._writer.published_chunks
+            if self._is_held() if not pieces else gate is not None and not gate.fits(published, len(pieces)):
                 break
             with self._trouble(member):
                 number, chunk = taken // self._size, self._writer.full_chunks + len(pieces)

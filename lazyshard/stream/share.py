@@ -206,7 +206,8 @@ class Share:
             self.uploads.announce(-(-published // self.samples_per_chunk))
         self._woken.set()
         # Of two writers that end at the same time, the later one must find both ends.
-        self._wait(lambda: self._taken >= whole and (self._ended or self._end_is_there()), str)
+        end = self.directory / WRITERS / self.name / END
+        self._wait(lambda: self._taken >= whole and (self._ended or self.uploads is None or is_there(end)), str)
         if self.uploads is not None:
             self._retire(self._taken // self.samples_per_chunk)
         if self._is_last():
@@ -219,9 +220,6 @@ class Share:
             self.finish(published)
         finally:
             self.close()
-
-    def _end_is_there(self) -> bool:
-        return self.uploads is None or is_there(self.directory / WRITERS / self.name / END)
 
     def _is_last(self) -> bool:
         """Whether all writers have ended, so that the stream ends."""

@@ -19,16 +19,18 @@ from lazyshard.cli.watch_server import MAX_LABELS, LastLook, watch_values
 from lazyshard.errors import StreamEnded
 from lazyshard.format.records import Head, Manifest
 from lazyshard.format.seal import producer_source
+from lazyshard.format.state import Cursor
 from lazyshard.format.writers import Committed, EndRequest
 from lazyshard.inspection.outlook import Looks, Outlook
 from lazyshard.inspection.survey import outlook_of_writer, take_survey
 from lazyshard.store.durable import publish_bytes
 from lazyshard.store.files import read_seal
+from lazyshard.stream import CursorOwner
 from lazyshard.stream.listing import retire
 from tests.cli.commands import ID, NOW, lazyshard, outlook, started, survey, terminal
 from tests.cli.test_status_view import exposed, samples
 from tests.stream.damage import checkpoint, cut, edit_head, reads
-from tests.stream.streams import add, owners, produce, raised, running, sequence, wait_until, write_pieces
+from tests.stream.streams import add, owners, produce, raised, running, sequence, stream_id_of, wait_until, write_pieces
 
 TWO_HOURS_S = 7201.0  # Two hours, and nearly a minute until that is said otherwise
 
@@ -74,6 +76,22 @@ def test_killed_producer_is_dead_at_once_or_once_its_heartbeats_are_missed(tmp_p
     assert producer(updated_at=time.time(), process="elsewhere")[0] == "running"
     assert producer(updated_at=time.time() - 30, process="elsewhere") == ("dead", True, False)
     assert producer(updated_at=time.time() + 1)[:2] == ("running", True)
+
+
+def test_stopped_producer_is_not_to_be_started_again_and_a_run_that_is_gone_is_to_be_resumed(tmp_path: Path) -> None:
+    stream = produce(tmp_path / "stream", 20, end=False)
+    edit_head(stream, state="running", pid=os.getpid(), process="", updated_at=time.time() - 90)
+
+    def train() -> None:
+        CursorOwner(stream, "sft").begin(Cursor("sft", stream_id_of(stream), 10, 5, {}, 0.0))
+        (tmp_path / "trains").mkdir()
+        time.sleep(3600)
+
+    with running(train):
+        wait_until((tmp_path / "trains").exists, "a cursor")
+        told = looked(stream)["summary"]
+        assert (f"kill -CONT {os.getpid()}" in told, "'sft' no longer exists" in told) == (True, False)
+    assert "'sft' no longer exists" in looked(stream)["summary"]
 
 
 class Watch(NamedTuple):

@@ -5,6 +5,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xxhash
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -20,7 +22,9 @@ from lazyshard import ChunkWriter, EncodeCache, LateRow, LazyShardedDataset, Laz
 from lazyshard.data import index_space as window_reader
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.errors import ChunkCorrupt
+from lazyshard.format.records import chunk_name, seal_name
 from lazyshard.plan.course import Draw
+from lazyshard.store.files import read_seal
 from lazyshard.stream import chunk, scattered
 from tests.data.runs import open_rank
 from tests.data.workers import DEADLINE_S, PICKLED, ids, loader
@@ -310,16 +314,19 @@ def test_a_large_row_is_refused_that_was_changed_after_its_worker_had_read_it(tm
             os.pwrite(file.fileno(), b"!", 40_000)
         return rows
 
-    caught = raised(ChunkCorrupt, list, DataLoader(dataset, 2, num_workers=1, collate_fn=damaging))
-    assert (caught.file, caught.row, caught.byte) == (str(path), 0, 0)
+    (batch,) = DataLoader(dataset, 2, num_workers=1, collate_fn=damaging)
+    # Not raised by the loader, which would have lost the batch and wait for it.
+    caught = raised(ChunkCorrupt, lambda: batch[0]["id"])
+    assert (caught.file, caught.row, caught.byte, batch[1]["id"]) == (str(path), 0, 0, 1)
 
 
 PHOTO = b"\xff\xd8\xff" + bytes(range(256)) * 300
 
 
 def late_photos(directory: Path, **options: Any) -> LazyShardedDataset:
-    rows = ({"id": i, "photo": PHOTO + b"." * i, "x": np.arange(3 + i)} for i in range(6))
-    publish_rows(directory, 3, [*rows, {"id": 6}, {"id": 7, "photo": b"small"}], arrays=True)
+    rows = ({"id": i, "photo": PHOTO + b"." * i, "x": np.arange(3 + i)} for i in range(5))
+    others = {"id": 5, "photo": b"small"}, {"id": 6}, {"id": 7, "photo": b""}
+    publish_rows(directory, 3, [*rows, *others], arrays=True)
     return open_rank(directory, encode_fn=LateRow, batch_size=2, **options)
 
 
@@ -336,18 +343,26 @@ def test_photos_and_arrays_are_read_by_the_process_that_looks_at_them(tmp_path: 
     for kind, between, kept, row in (one for batch in found for one in batch):
         assert kind == "LateRow"
         assert between < 1_000, "of a photo of 76,803 bytes only the place is to cross"
-        assert (kept > len(PHOTO)) == (row["id"] < 6), "what is pickled for another time holds the photo itself"
+        assert (kept > len(PHOTO)) == (row["id"] < 5), "what is pickled for another time holds the photo itself"
         rows[row["id"]] = row
-    assert [rows[i].get("photo") for i in range(8)] == [*(PHOTO + b"." * i for i in range(6)), None, b"small"]
-    assert [rows[i]["x"].tolist() for i in range(6)] == [list(range(3 + i)) for i in range(6)]
+    assert [rows[i].get("photo") for i in range(8)] == [*(PHOTO + b"." * i for i in range(5)), b"small", None, b""]
+    assert [rows[i]["x"].tolist() for i in range(5)] == [list(range(3 + i)) for i in range(5)]
     rows[0]["x"][0] = 7
     assert {type(dataset[index]) for index in indices} == {dict}
 
 
-def test_a_damaged_photo_is_found_by_the_worker_which_takes_another_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lie", [False, True])
+def test_a_bad_photo_is_found_by_the_worker_which_takes_another_row(tmp_path: Path, lie: bool) -> None:
     dataset = late_photos(tmp_path)
-    with open(tmp_path / "chunk_00000.arrays", "r+b") as file:
-        os.pwrite(file.fileno(), b"!", 40_000)
+    if lie:
+        # By a faulty program, which seals it.
+        data = (tmp_path / chunk_name(0)).read_bytes().replace(b"[76803,", b"[96803,", 1)
+        (tmp_path / chunk_name(0)).write_bytes(data)
+        seal, digests = read_seal(tmp_path, 0), list(map(xxhash.xxh3_64_intdigest, data.splitlines(keepends=True)))
+        (tmp_path / seal_name(0)).write_bytes(replace(seal, digests=np.array(digests, np.uint64)).encode())
+    else:
+        with open(tmp_path / "chunk_00000.arrays", "r+b") as file:
+            os.pwrite(file.fileno(), b"!", 40_000)
     found = [row["id"] for batch in loader(dataset, None, 2, batch_size=2, collate_fn=kinds) for _, row in batch]
     assert (found[0] in (1, 2), found[1:]) == (True, [1, 2, 3, 4, 5, 6, 7])
     assert dataset.stats().bad_samples == 1

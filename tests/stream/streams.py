@@ -36,8 +36,7 @@ from tests.harness.processes.environment import run_command
 E = TypeVar("E", bound=BaseException)
 P = ParamSpec("P")
 
-DEADLINE_S: Final = 30.0
-"""How long a test waits for what must come at once; only a failing one ever waits so long."""
+DEADLINE_S: Final = 30.0  # How long a test waits for what must come at once; only a failing one ever waits so long
 
 HERE: Final = Path(__file__).parents[2]
 

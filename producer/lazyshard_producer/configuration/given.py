@@ -72,11 +72,6 @@ def expand_source(path: str) -> list[FoundSource]:
         raise ValueError(f"{path}: {cause}") from None
 
 
-def is_indexed(path: str) -> bool:
-    """Whether a path names Megatron IndexedDatasets."""
-    return path.startswith((MEGATRON, MEGATRON_BLEND)) or path.endswith(INDEX_SUFFIX)
-
-
 def _index(prefix: str) -> str:
     return prefix if not prefix or prefix.endswith(INDEX_SUFFIX) else prefix + INDEX_SUFFIX
 
@@ -287,7 +282,7 @@ _FOLLOWS_FROM: Final = {
 }
 """For each option, the options that, if one could not be read, may be the only reason why this one seems wrong."""
 
-_ABOUT: Final = {"resume": ("standard input and pipes", is_pipe), "indexed_rows": ("Megatron's .idx files", is_indexed)}
+_ABOUT: Final = {"resume": ("standard input and pipes", is_pipe)}
 """Source options that are not for followed directories: the kind of source, and a function that detects its paths."""
 
 
@@ -401,11 +396,9 @@ def _expanded(follow: bool, paths: Sequence[str], values: dict[str, Any]) -> lis
     if weight is not None and len(paths) > 1 and any(own is not None for _, own in found):
         raise ValueError("a blend file with weights cannot share a --weight; give it a separate --source")
     total = sum(own or 1.0 for _, own in found)
-    # Other files given together with IndexedDatasets do not have this option.
-    beside = {key: value for key, value in values.items() if key != "indexed_rows" or not any(map(is_indexed, paths))}
     shares = [own if weight is None else weight * (own or 1.0) / total for _, own in found]
     return [
-        SourceSettings(path=path, weight=share, follow=follow, **(values if is_indexed(path) else beside))
+        SourceSettings(path=path, weight=share, follow=follow, **values)
         for (path, _), share in zip(found, shares, strict=True)
     ]
 

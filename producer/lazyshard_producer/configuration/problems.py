@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from typing import Final, TypeAlias
 
-from lazyshard.conversion.indexed import INDEX_SUFFIX
 from lazyshard_producer.configuration.settings import BY_NAME, MAX_SHUFFLE, OPTIONS, SOURCE_OPTIONS, SWIFT, Settings
 from lazyshard_producer.configuration.settings import SourceSettings as Source
 
@@ -72,8 +71,6 @@ def _of_source(source: Source, weighted: bool, last: bool) -> Found:
         yield path, "a Python source is written python:MODULE:FUNCTION"
     if source.resume != "skip" and (source.follow or python):
         yield "resume", "applies to standard input and pipes; this source always continues at its position; remove it"
-    if source.indexed_rows != "document" and (source.follow or not source.path.endswith(INDEX_SUFFIX)):
-        yield "indexed_rows", f"applies to Megatron's {INDEX_SUFFIX} files, and this is none; remove it"
     changed = [one.name for one in SOURCE_OPTIONS if one.needs and one.is_set(source)]
     if source.follow:
         yield from _of_following(source, changed)

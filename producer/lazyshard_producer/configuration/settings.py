@@ -200,9 +200,6 @@ class SourceSettings:
     resume: Literal["skip", "append"] = _source("skip", "skip|append")
     """How a restart reads standard input or a pipe: skip as many rows as are published, or append all rows as new.
     Default: skip."""
-    indexed_rows: Literal["document", "sequence"] = _source("document", "document|sequence")
-    """What becomes a row of Megatron's .idx files: a document with all its sequences, or each sequence. Default:
-    document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

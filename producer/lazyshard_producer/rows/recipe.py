@@ -312,11 +312,16 @@ def _decoded(text: str) -> bytes | None:
 def _fault(data: bytes) -> str | None:
     """Returns what is wrong with media whose format says where they end; None if nothing is, or it does not say."""
     kind = media_type(data)
-    if kind == "image/jpeg" and b"\xff\xd9" not in data[-4096:]:
-        return "is truncated: it has no end marker"
-    if kind == "image/png" and b"IEND" not in data[-4096:]:
+    if kind == "image/jpeg":
+        at = 2  # Segments have a marker and a size, up to the scan; one may hold a thumbnail, with an end of its own
+        while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] not in (b"\xda", b"\xff", b""):
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if b"\xff\xd9" not in data[at:]:
+            return "is truncated: it has no end marker"
+    if kind == "image/png" and b"IEND\xaeB`\x82" not in data:
         return "is truncated: it has no IEND chunk"
-    if data[:4] == b"RIFF" and (size := 8 + int.from_bytes(data[4:8], "little")) > len(data) + 1:
+    size = 8 + int.from_bytes(data[4:8], "little")
+    if data[:4] == b"RIFF" and len(data) + 1 < size < 8 + 0xFFFFFFFF:  # the most is of a pipe: it is not known
         return f"is truncated: it has {len(data)} of {size} bytes"
     if data[4:8] == b"ftyp":
         at = 0

@@ -1,8 +1,6 @@
-"""Megatron's IndexedDataset as a source of rows: a row for each document, or for each sequence.
+"""Megatron's IndexedDataset as a source of rows, one for each document: {"input_ids": [the tokens of its sequences]}.
 
-document    {"input_ids": [the tokens of all its sequences]}; unless it has exactly one sequence, also
-            "lengths": [tokens of each sequence]
-sequence    {"input_ids": [...], "document": number of its document from 0}
+Unless it has exactly one sequence, the row also has "lengths": [tokens of each sequence].
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ _PIECE_SEQUENCES: Final = 64 << 10  # Unless one document has more: empty sequen
 _LEAST_TOKEN_BYTES: Final = 2  # Fewest bytes of a number in JSON: a digit and a separator
 
 KIND: Final = "megatron"
+_ROWS: Final = "document"  # earlier releases also made rows of sequences
 
 
 class IndexedSource(Source):
@@ -35,7 +34,7 @@ class IndexedSource(Source):
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
-        self._path, self._of, self._most = settings.path, settings.indexed_rows, context.max_row_bytes
+        self._path, self._most = settings.path, context.max_row_bytes
         self.start = 0 if position is None else self._decode(position)
         with source.refusing(self._path):
             self._known = [KnownFile(path) for path in (self._path, data_path(self._path))]
@@ -45,8 +44,7 @@ class IndexedSource(Source):
             self._reader = IndexedReader(self._path)
         # Make sure that the opened files are those that were fingerprinted.
         self._check_same()
-        header = self._reader.header
-        self._total: Final = header.documents if self._of == "document" else header.sequences
+        self._total: Final = self._reader.header.documents
         if self.start > self._total:
             raise refuse_position(self.name, f"at most {self._total} rows", str(self.start))
         self._reach(self.start)
@@ -75,7 +73,7 @@ class IndexedSource(Source):
         if position:
             self._check_same()
         digests = self._digests if position else []
-        return {"kind": KIND, "path": self.name, "rows": self._of, "row": position, "xxh3": digests}
+        return {"kind": KIND, "path": self.name, "rows": _ROWS, "row": position, "xxh3": digests}
 
     def close(self) -> None:
         """Closes both files."""
@@ -89,22 +87,18 @@ class IndexedSource(Source):
         row, digests = read_entry(entry, self.name, KIND, row=int, xxh3=list)
         if not all(isinstance(digest, str) for digest in digests) or len(digests) != (2 if row else 0):
             raise refuse_position(self.name, "fingerprints of both files", repr(digests)[:120])
-        if row and entry.get("rows") != self._of:
-            expected = f"--indexed-rows {entry.get('rows')}, with which rows were published"
-            hint = "; use it again, or choose another --out"
-            raise source.refuse_source(self.name, expected, f"--indexed-rows {self._of}", hint)
+        if row and entry.get("rows") != _ROWS:
+            raise refuse_position(self.name, f"rows of type {_ROWS}", f"{entry.get('rows')}")
         return int(row)
 
     def _make(self, row: int) -> list[Line]:
         """Returns the rows from this one on: at least one, and more up to about 1 MiB of tokens."""
         # `first` is the number of the first sequence; row k has the sequences first + [bounds[k], bounds[k + 1]).
-        first, bounds = row, np.arange(min(PIECE_ROWS, self._total - row) + 1)
-        if self._of == "document":
-            bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self._total))
-            first = int(bounds[0])
-            # At least one document, whatever its size.
-            documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
-            bounds = bounds[: documents + 1] - first
+        bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self._total))
+        first = int(bounds[0])
+        # At least one document, whatever its size.
+        documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
+        bounds = bounds[: documents + 1] - first
         sequences = int(bounds[-1])
         if len(bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
             # Not read: only a larger --max-row-bytes allows this much memory.
@@ -112,7 +106,7 @@ class IndexedSource(Source):
         found: IndexedSequences | None = None
         try:
             found = self._reader.sequences(first, first + sequences)
-            return self._lines(row, bounds, found)
+            return self._lines(bounds, found)
         except FileInvalid as error:
             if error.sequence is None and error.byte is not None and found is not None:
                 ends = found.pointers + found.lengths * self._reader.header.token.itemsize
@@ -122,17 +116,16 @@ class IndexedSource(Source):
                 error.args = (f"{error}; {where}, both counted from 0",)
             raise
 
-    def _lines(self, row: int, all_bounds: Int64Array, found: IndexedSequences) -> list[Line]:
+    def _lines(self, all_bounds: Int64Array, found: IndexedSequences) -> list[Line]:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
         counts = np.diff(ends[all_bounds])
         if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:
             return [self._too_long(count(int(counts[0]), "token"))]
         sizes = np.cumsum(counts) * self._reader.header.token.itemsize
         bounds = all_bounds[: max(1, int(np.searchsorted(sizes, PIECE_BYTES, "right"))) + 1].tolist()
-        tokens, rows = self._tokens(found, bounds[-1]), len(bounds) - 1
-        documents = self._documents(row, rows) if self._of == "sequence" else [None] * rows
-        each = zip(bounds, bounds[1:], documents, strict=False)
-        return [self._line(tokens[ends[low] : ends[high]], found, low, high, of) for low, high, of in each]
+        tokens = self._tokens(found, bounds[-1])
+        each = itertools.pairwise(bounds)
+        return [self._line(tokens[ends[low] : ends[high]], found.lengths[low:high]) for low, high in each]
 
     def _tokens(self, found: IndexedSequences, stop: int) -> Any:
         """Returns the tokens of the first `stop` sequences, with one read for each contiguous part of the file."""
@@ -143,33 +136,19 @@ class IndexedSource(Source):
         parts = [self._reader.tokens(int(pointers[low]), int(lengths[low:high].sum())) for low, high in pairs]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, token), *parts])
 
-    def _line(self, tokens: Any, found: IndexedSequences, low: int, high: int, document: int | None) -> Line:
+    def _line(self, tokens: Any, lengths: Int64Array) -> Line:
         integral = tokens.dtype.kind in "iu"
         values = tokens.astype(np.int64 if integral else np.float64)
         if not integral and (bad := np.flatnonzero(~np.isfinite(values))).size:
             kind = "NaN" if np.isnan(values[bad[0]]) else "an infinity"
             return bad_row(f"token {bad[0]} is {kind}, which JSON does not have")
         row: dict[str, Any] = {"input_ids": values}
-        if document is not None:
-            row["document"] = document
-        elif high - low != 1:
-            row["lengths"] = found.lengths[low:high]
+        if len(lengths) != 1:
+            row["lengths"] = lengths
         line = dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
         if len(line) - 1 <= self._most:
             return line
-        return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")
-
-    def _documents(self, first: int, rows: int) -> list[int]:
-        """Returns the document of each of `rows` sequences from `first` on."""
-        numbers: list[int] = []
-        at = self._document_of(first)
-        while len(numbers) < rows:
-            bounds = self._reader.boundaries(at, min(at + PIECE_ROWS, self._reader.header.documents))
-            sequences = np.arange(first + len(numbers), min(first + rows, int(bounds[-1])))
-            # The last boundary at or below a sequence belongs to its document, after those of empty documents.
-            numbers += (at + np.searchsorted(bounds, sequences, "right") - 1).tolist()
-            at += len(bounds) - 1
-        return numbers
+        return self._too_long(f"{count(len(tokens), 'token')} in {count(len(lengths), 'sequence')}")
 
     def _document_of(self, sequence: int) -> int:
         """Returns the document of a sequence by binary search, which takes a few reads of 8 bytes."""

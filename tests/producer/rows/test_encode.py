@@ -162,8 +162,11 @@ def test_what_is_no_tokenizer_is_refused(ten: Path, tmp_path: Path, capfd: pytes
 
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\0IEND\xaeB`\x82"
-JPEG = b"\xff\xd8\xff\xe0 a picture \xff\xd9"
+JPEG = b"\xff\xd8\xff\xe0\0\x06JFIF\xff\xda a scan \xff\xd9"
+MOTION = JPEG + bytes(60)  # with a video behind the picture
+THUMBNAIL = b"\xff\xd8\xff\xe1\0\x06..\xff\xd9\xff\xda a scan"  # cut off; what is in a segment ends nothing
 WAV = b"RIFF" + (12).to_bytes(4, "little") + b"WAVEfmt data"
+PIPED = b"RIFF\xff\xff\xff\xffWAVEfmt data"  # of a program that did not know the size
 MP4 = b"\0\0\0\x10ftypisom\0\0\0\0" + b"\0\0\0\x0amdat.." + b"\0\0\0\x01free\0\0\0\0\0\0\0\x11." + b"\0\0\0\0mdat..."
 
 
@@ -194,6 +197,8 @@ def media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"data:image/png;base64,{text(PNG)}", PNG),
         (text(JPEG), JPEG),
         (JPEG, JPEG),
+        (MOTION, MOTION),
+        (PIPED, PIPED),
     ],
 )
 def test_media_are_found(value: Any, found: Any) -> None:
@@ -219,6 +224,7 @@ def test_media_are_found(value: Any, found: Any) -> None:
         (PNG + bytes(101), "at most 100 bytes"),
         (PNG[:-8], "bad: the image/png is truncated"),
         (JPEG[:-1], "image/jpeg is truncated"),
+        (THUMBNAIL, "image/jpeg is truncated"),
         (WAV[:-2], "audio/wav is truncated: it has 18 of 20 bytes"),
         (MP4[:42], "video/mp4 is truncated: a box at byte 26"),
     ],

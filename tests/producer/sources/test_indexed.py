@@ -26,9 +26,8 @@ from tests.producer.sources.reading import lines, parsed, refusal, take
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]
 
 
-def opened(prefix: Path, of: Any = "document", position: Any = None, most: int = 1 << 20) -> IndexedSource:
-    given = SourceSettings(path=f"{prefix}.idx", indexed_rows=of)
-    return IndexedSource(given, position, Context(prefix.parent / "out", most))
+def opened(prefix: Path, position: Any = None, most: int = 1 << 20) -> IndexedSource:
+    return IndexedSource(SourceSettings(path=f"{prefix}.idx"), position, Context(prefix.parent / "out", most))
 
 
 def values(source: IndexedSource) -> list[Any]:
@@ -57,11 +56,6 @@ def test_rows_of_documents_and_of_sequences(prefix: Path, tmp_path: Path) -> Non
         {"input_ids": [], "lengths": []},
         {"input_ids": [3]},
     ]
-    assert values(opened(tmp_path / "m", "sequence")) == [
-        {"input_ids": [1], "document": 0},
-        {"input_ids": [2], "document": 0},
-        {"input_ids": [3], "document": 2},
-    ]
 
 
 @settings(max_examples=40)
@@ -75,21 +69,19 @@ def test_every_row_once(corpus: tuple[str, Any, Any], piece_rows: int, piece_byt
         patch.setattr(indexed_source, "_PIECE_SEQUENCES", piece_sequences)
         prefix = Path(folder) / "a"
         write(prefix, dtype, documents, modes=modes)
-        of_documents = values(opened(prefix))
-        assert [row["input_ids"] for row in of_documents] == [list(chain(*document)) for document in documents]
-        of_sequences = values(opened(prefix, "sequence"))
-        assert [row["input_ids"] for row in of_sequences] == [one for document in documents for one in document]
-        numbers = [number for number, document in enumerate(documents) for _ in document]
-        assert [row["document"] for row in of_sequences] == numbers
-        for of, expected in (("document", of_documents), ("sequence", of_sequences)):
-            source = opened(prefix, of)
-            positions = [source.entry(source.start)]
-            positions += [source.entry(rows.position(index)) for _, rows, index in take(source)]
-            assert len(positions) == len(expected) + 1
-            for taken, position in enumerate(positions):
-                again = opened(prefix, of, json.loads(json.dumps(position)))
-                assert again.entry(again.start) == position
-                assert values(again) == expected[taken:]
+        expected = values(opened(prefix))
+        assert [row["input_ids"] for row in expected] == [list(chain(*document)) for document in documents]
+        assert [row.get("lengths", [len(row["input_ids"])]) for row in expected] == [
+            list(map(len, document)) for document in documents
+        ]
+        source = opened(prefix)
+        positions = [source.entry(source.start)]
+        positions += [source.entry(rows.position(index)) for _, rows, index in take(source)]
+        assert len(positions) == len(expected) + 1
+        for taken, position in enumerate(positions):
+            again = opened(prefix, json.loads(json.dumps(position)))
+            assert again.entry(again.start) == position
+            assert values(again) == expected[taken:]
 
 
 def test_marks_places_and_progress(prefix: Path) -> None:
@@ -175,15 +167,14 @@ def test_files_that_change_while_they_are_read(suffix: str, change: str, tmp_pat
         assert str(error.actual).startswith("no such file" if change == "gone" else "another one")
 
 
-def test_what_was_read_by_an_earlier_run_must_stay_and_be_read_in_the_same_way(prefix: Path) -> None:
+def test_what_was_read_by_an_earlier_run_must_stay(prefix: Path) -> None:
     position = opened(prefix).entry(2)
-    assert "--indexed-rows document" in str(refusal(opened, prefix, "sequence", position).expected)
-    for field, value in {"kind": "jsonl", "path": "b", "row": -1, "xxh3": []}.items():
-        assert "no position" in str(refusal(opened, prefix, "document", position | {field: value}))
+    for field, value in {"kind": "jsonl", "path": "b", "rows": "sequence", "row": -1, "xxh3": []}.items():
+        assert "no position" in str(refusal(opened, prefix, position | {field: value}))
     for wrong in ({"row": True}, {"row": 5}, {"xxh3": [1, 2]}):
-        assert "no position" in str(refusal(opened, prefix, "document", position | wrong))
+        assert "no position" in str(refusal(opened, prefix, position | wrong))
     write(prefix, "uint16", [*DOCUMENTS, [[7]]])
-    assert refusal(opened, prefix, "document", position).file == f"{prefix}.idx"
+    assert refusal(opened, prefix, position).file == f"{prefix}.idx"
     # Of which nothing was read yet.
     assert len(values(opened(prefix, position=opened(prefix).entry(0)))) == 5
 
@@ -225,7 +216,6 @@ def test_refused_arguments(prefix: Path, monkeypatch: pytest.MonkeyPatch, fails:
         ("megatron-blend:good.txt rows.jsonl", 2, "--weight: rows.jsonl: "),
         ("megatron-blend:good.txt rows.jsonl --weight 1", 2, "--source: "),
         ("megatron:", 2, "--source: "),
-        ("rows.jsonl --indexed-rows sequence", 2, "--indexed-rows: "),
         ("a.idx megatron:a", 4, "a.idx: expected every source once"),
         ("megatron:b", 4, "b.idx: expected a readable file"),
     ):

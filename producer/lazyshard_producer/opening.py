@@ -51,7 +51,7 @@ def source_kind(settings: SourceSettings) -> str:
         if glob.has_magic(path):
             hint = "; correct the pattern, or follow their directory"
             raise refuse_source(path, "files that match", "none", hint) from cause
-        wanted = "a readable directory" if settings.follow else "a readable file"
+        wanted = "an existing, readable directory" if settings.follow else "a readable file"
         raise files.refuse_os_error(path, cause, wanted) from cause
     if settings.follow:
         if not stat.S_ISDIR(status.st_mode):

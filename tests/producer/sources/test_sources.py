@@ -40,7 +40,7 @@ def test_what_is_no_source(here: Path, fails: Fails) -> None:
         ("--source", "folder", "folder: expected a file, found a directory"),
         ("--source", "/dev/null", "/dev/null: expected a plain file"),
         ("--source", "web/*.jsonl", "web/*.jsonl: expected files that match"),
-        ("--follow", "nowhere", "nowhere: expected a readable directory"),
+        ("--follow", "nowhere", "nowhere: expected an existing, readable directory"),
         ("--follow", "b.jsonl", "b.jsonl: expected a directory"),
     ):
         fails(run_arguments(Path("out"), [Path("a.jsonl")], 2, option, path), 4, says)

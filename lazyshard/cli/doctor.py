@@ -107,8 +107,7 @@ def command(
 
 
 def _ours(stream: str | None) -> list[Finding]:
-    local = _inotify("inotify", gettempdir(), otherwise=False)
-    return [*_versions(), local, *([] if stream is None else _filesystem(stream))]
+    return [*_versions(), _inotify("inotify", gettempdir(), otherwise=False), *(_filesystem(stream) if stream else ())]
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:

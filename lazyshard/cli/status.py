@@ -362,7 +362,9 @@ def _mixed(label: str, noun: str, parts: Iterable[tuple[str, float | None, int, 
 
 def summary(outlook: Outlook) -> str:
     """Returns a sentence on what is happening."""
-    return "; ".join(part for part in (_of_producer(outlook), writers_summary(outlook), _of_readers(outlook)) if part)
+    gone = ", ".join(map(repr, outlook.gone))
+    last = gone and f"the run that wrote the cursor of {gone} no longer exists on this machine: resume it"
+    return "; ".join(filter(None, (_of_producer(outlook), writers_summary(outlook), _of_readers(outlook), last)))
 
 
 def problems(outlook: Outlook) -> list[str]:
@@ -396,9 +398,8 @@ def _of_producer(outlook: Outlook) -> str:
         again = f"the disk is full, free some space and {again}"
     elif head.state == "waiting" and head.note.removeprefix("deadlock: ").startswith(_ROOM):
         again = f"free some space, for which it waited ({head.note}), and {again}"
-    if survey.gone is False and outlook.state == "dead":
-        again = f"process {head.pid} still exists: continue it (kill -CONT {head.pid}), or end it and {again}"
-    sign = f"no heartbeat for {age}{' and its process is gone' if survey.gone else ''}"
+    there = "" if survey.gone is None else f", but process {head.pid} exists (continue it by kill -CONT or end it)"
+    sign = f"no heartbeat for {age}{' and its process is gone' if survey.gone else there}"
     what = failure_words(head.note) if head.note else "check its log, start it again"
     # `_of_readers` then says how far ahead it is, which implies that it is running.
     told = outlook.slowest is not None and all(one.supply != "dry" for one in outlook.consumers)
@@ -417,9 +418,6 @@ def _of_readers(outlook: Outlook) -> str:
     told = outlook.state == "waiting" and head is not None and head.note  # It says how far ahead of whom it is
     if not consumers:
         return "" if told else "no consumer has registered"
-    done = {one.consumer.name for one in consumers if one.remainder is not None}
-    if gone := [repr(name) for name in outlook.survey.runs_gone if name not in done]:
-        return f"the process of {', '.join(gone)} no longer exists on this machine: if it was killed, resume it"
     if outlook.survey.census.ended:
         known = all(one.lag_chunks is not None for one in consumers)
         return _behind(outlook) or ("every consumer is done with it" if known else "")

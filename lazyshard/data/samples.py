@@ -352,8 +352,7 @@ def from_stored(value: Any) -> Any:
     return {name: from_stored(one) for name, one in value.items()}
 
 
-# By reserved keys.
-MARKS: dict[str, Callable[[Any], Any]] = {"$tensor": as_tensor, "$numpy": lambda array: array}
+MARKS: dict[str, Callable[[Any], Any]] = {"$tensor": as_tensor, "$numpy": lambda array: array}  # By reserved keys
 MARKS |= {"$scalar": lambda array: array[()], "$float": lambda array: array.item()}
 MARKS |= {"$tuple": lambda values: tuple(map(from_stored, values))}
 
@@ -378,9 +377,9 @@ class LateRow(Mapping[str, Any]):
     """A row that is parsed at the first access: a read-only mapping.
 
     It is pickled as a plain dict: of the original line until the first access, afterwards of its current contents. Pass
-    this class as `encode_fn` to have DataLoader workers return rows that the main process parses
-    (docs/performance.md). Not for filesystems without a page cache: of a line, or arrays and media, above 64 KiB only
-    the place is sent, and the process that receives or accesses the row reads them again, with their digest.
+    this class as `encode_fn` to have DataLoader workers return rows that the main process parses (docs/performance.md).
+    Of a line, or of arrays and media, above 64 KiB only the place is sent, and the receiver reads it again, with its
+    digest: not for filesystems without a page cache. If it cannot, the first access raises ChunkCorrupt, ChunkMissing.
 
     Args:
         line: a valid JSON object as UTF-8, with optional whitespace around it; or the place where it is stored.
@@ -397,14 +396,14 @@ class LateRow(Mapping[str, Any]):
         self._held: tuple[bytes | RowPlace, bytes | RowPlace | None] | dict[str, Any] = line, side
 
     def _parsed(self) -> dict[str, Any]:
-        if not isinstance(self._held, dict):
-            line, side = self._held
+        if not isinstance(held := self._held, dict):
+            line, side = held
             row: dict[str, Any] = quick_loads(line if isinstance(line, bytes) else read_place(line).data)
             if side is not None:
                 data = read_place(side) if isinstance(side, RowPlace) else np.frombuffer(bytearray(side), np.uint8)
                 fill_row(row, data)
-            self._held = row
-        return self._held
+            held = self._held = row
+        return held
 
     def __getitem__(self, key: str) -> Any:
         return self._parsed()[key]

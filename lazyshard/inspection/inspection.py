@@ -288,8 +288,7 @@ def _of_chunks(found: Overview, training: Training) -> Iterator[Advice]:
     chunks, rows, told = found.published.chunks, found.samples_per_chunk, found.source_rows
     size, text = found.lengths.mean * rows, ""
     if found.published.ended and chunks < training.ranks:
-        ranks = f"ranks ({training.ranks:,}, by --ranks)"
-        text = f"fewer chunks ({chunks:,}) than {ranks}: rows are read singly; make smaller chunks"
+        text = f"fewer chunks ({chunks:,}) than --ranks ({training.ranks:,}): rows are read singly; make smaller chunks"
         rows = found.samples // (2 * training.ranks)
     elif size > 2e9 and rows > 1:
         text = f"a chunk has {size / 1e9:,.1f} GB, and no row is trained before all of it is there: make smaller chunks"

@@ -79,6 +79,13 @@ class Outlook(NamedTuple):
         reading = [one for one in self.consumers if one.ahead_chunks is not None]
         return max(reading, key=lambda one: one.ahead_chunks or 0, default=None)
 
+    @property
+    def gone(self) -> list[str]:
+        """The consumers with samples left to train whose run this machine no longer has."""
+        ended = self.survey.census.ended
+        left = (one for one in self.consumers if one.remainder is None or not (ended or one.remainder.limited))
+        return [one.consumer.name for one in left if one.consumer.name in self.survey.runs_gone]
+
 
 class Looks:
     """Consecutive surveys of one stream, from which it derives rates; `lost` is what these surveys share."""

@@ -28,7 +28,7 @@ from lazyshard.format.state import CursorToken
 from lazyshard.format.writers import WRITERS, Committed, Sequenced
 from lazyshard.store import files
 from lazyshard.stream import Consumer, list_consumers, listing, read_retired
-from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent, process_ended, process_gone
+from lazyshard.stream.head import STALE_HEARTBEAT_S, is_silent, no_process, process_ended, process_gone
 from lazyshard.stream.listing import list_chunks, names_of, read_manifest, unlisted_chunks
 from lazyshard.stream.members import read_position, writer_names
 from lazyshard.stream.reader import GRACE_S
@@ -60,7 +60,7 @@ class Survey(NamedTuple):
     writers: tuple[WriterOutlook, ...] = ()  # by name; empty in a stream of one producer
     sequencer: Committed | None = None  # what the sequencer of the writers has reported last
     sequencer_gone: bool | None = None  # as `gone`, of its process
-    runs_gone: tuple[str, ...] = ()  # consumers; as `gone`, of the process that wrote the cursor
+    runs_gone: tuple[str, ...] = ()  # consumers whose cursor was written by a process that this machine no longer has
 
 
 State = Literal[ProducerState, "dead"]
@@ -136,13 +136,15 @@ def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> 
     told, rows = tuple(dict.fromkeys(problems)), count_lines(directory / records.QUARANTINE)
     left = free_bytes(directory)
     about = directory, now, census, gone, consumers, since, disk, left, rows, told, mixture, ended
-    runs_gone = tuple(one.name for one in consumers if one.cursor is not None and _is_gone(one.cursor.owner))
+    runs_gone = tuple(one.name for one in consumers if _is_gone(one, now))
     return Survey(*about, writers, sequencer, None if sequencer is None else process_gone(sequencer), runs_gone)
 
 
-def _is_gone(owner: str) -> bool:
-    run = CursorToken.parse(owner)
-    return run is not None and run.host == socket.gethostname() and not os.path.exists(f"/proc/{run.pid}")
+def _is_gone(one: Consumer, now: float) -> bool:
+    run = None if one.cursor is None else CursorToken.parse(one.cursor.owner)
+    # Another run of this name may read already, and have written no cursor yet.
+    reads = one.reading is not None and now - one.reading.updated_at < 60.0
+    return run is not None and not reads and run.host == socket.gethostname() and no_process(run.pid)
 
 
 def _survey_writers(

@@ -138,7 +138,7 @@ class CursorOwner(contextlib.AbstractContextManager["CursorOwner"]):
             raise RuntimeError(f"{self._path}: this run has already begun; write the cursor with `write`")
         found = self._take_turn()
         if found is not None and found.stream_id == cursor.stream_id and found.consumed > cursor.consumed:
-            text = "%s: the cursor of %r moves back from %d to %d samples, where this run began or resumed"
+            text = "%s: the cursor of %r moves back from %d to %d samples: this run began or resumed earlier"
             _log.warning(text, self.directory, self.consumer, found.consumed, cursor.consumed)
         write_cursor(self.directory, replace(cursor, owner=self._token.text))
         self.begun = True

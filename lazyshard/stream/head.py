@@ -142,13 +142,18 @@ def process_gone(head: Head | Committed) -> bool | None:
     """Returns whether a producer's process does not exist on this machine; None if it runs on another machine."""
     if head.host != socket.gethostname() or head.pid < 1:
         return None
+    return no_process(head.pid) or process_ended(head)
+
+
+def no_process(pid: int) -> bool:
+    """Returns whether this process sees no process of this number."""
     try:
-        os.kill(head.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
         pass
-    return process_ended(head)
+    return False
 
 
 def process_ended(head: Head | Committed) -> bool:

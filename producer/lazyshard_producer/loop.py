@@ -79,7 +79,6 @@ class RowLoop:
     clock: Callable[[], float] = field(default=time.monotonic, init=False)
     sleep: Callable[[float], None] = field(default=time.sleep, init=False)
     _bytes: int = 0  # of the open chunk
-    _side_bytes: int = 0  # of arrays and media in all rows of this run
     _beat: float | None = None
 
     def publish(self) -> Outcome:
@@ -94,6 +93,8 @@ class RowLoop:
             self._started = self._figures_due = self.clock()
             self._show_due = self._started + display.every_s
             self._before, self._refused = writer.samples, pipeline.mixer.refusals.count
+            # Keys that no row has had so far, of rows that keep theirs.
+            self._unseen = set() if settings.encode or settings.split else {*settings.embed}
             self._take_settings(settings, None)
             display.start(self.shelf.name, self._tally())
             pipeline.watchdog.start()
@@ -116,8 +117,8 @@ class RowLoop:
             if mixer.rows:
                 left_out = f"--where or --transform left out all of {count(mixer.rows, 'row')}"
                 self.display.warn(f"{left_out}: the stream ends empty")
-        if (keys := self.settings.embed) and not self._side_bytes and writer.samples > self._before:
-            self.display.warn(f"--embed {','.join(keys)}: no row of this run has media under this name; check it")
+        if self._unseen and writer.samples > self._before:
+            self.display.warn(f"--embed {','.join(sorted(self._unseen))}: no row of this run has this key; check it")
         try:
             # A named writer may wait for the stream's limits here, which is no fault of the filesystem.
             with self._watched() if self.gate is None else contextlib.nullcontext():
@@ -244,8 +245,8 @@ class RowLoop:
             source = batch.position(at + written - 1).encode(self._pipeline.mixer.names) if fills else None
             with contextlib.suppress(RowInvalid):  # `checked.refused`, which is handled below
                 self.writer.write_lines(checked, source=source)
-            side_bytes = 0 if checked.arrays is None else len(checked.arrays.data)
-            self._bytes, self._side_bytes = self._bytes + len(checked.data) + side_bytes, self._side_bytes + side_bytes
+            self._bytes += len(checked.data) + (0 if checked.arrays is None else len(checked.arrays.data))
+            self._unseen = {key for key in self._unseen if f'"{key}":'.encode() not in checked.data}
             self.display.metrics.taken(batch.place(at).file, written)
             if fills:
                 chunks, size = self.writer.published_chunks, self.writer.samples_per_chunk

@@ -252,7 +252,11 @@ def test_the_example_prints_what_the_page_says(name: str, shell: Shell) -> None:
 
 @pytest.mark.full
 def test_the_session_of_indexed_dataset(shell: Shell, tmp_path: Path) -> None:
-    (program,), (session,) = (blocks("../indexed-dataset.md", language) for language in ("python", "console"))
+    (program, transform), (session,) = (blocks("../indexed-dataset.md", language) for language in ("python", "console"))
+    made: dict[str, Any] = {}
+    exec(transform, made)
+    rows = made["sequences"]({"input_ids": [7, 8, 9], "lengths": [2, 0, 1]}, 5)
+    assert rows == [{"input_ids": ids, "document": 5} for ids in ([7, 8], [], [9])]
     (tmp_path / "tokens.py").write_text(program)
     for line, printed in dialogue(session):
         assert settled(shell(line).stdout) == settled(printed)

@@ -189,7 +189,7 @@ def _show_dataset(original: Any, self: Any, stream: Any, val_dataset: Any, *rest
 
     if is_first():
         if (sample := stream.first_sample()) is None:
-            notice("no sample of the stream is published yet, so none is shown")
+            notice("too little of the stream is published to show a sample")
         else:
             self.template.print_inputs(sample[0] if isinstance(sample, list) else sample)
     self.train_msg["train_dataset"] = repr(stream)

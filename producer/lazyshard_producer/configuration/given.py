@@ -282,9 +282,6 @@ _FOLLOWS_FROM: Final = {
 }
 """For each option, the options that, if one could not be read, may be the only reason why this one seems wrong."""
 
-_ABOUT: Final = {"resume": ("standard input and pipes", is_pipe)}
-"""Source options that are not for followed directories: the kind of source, and a function that detects its paths."""
-
 
 def assemble(flags: Given, file: Given | None = None) -> Settings:
     """Returns the settings. Of the files given, it only matches patterns and reads blend files."""
@@ -306,7 +303,7 @@ class _Assembly:
         sources = [(number, one) for number in range(len(self._given.sources)) for one in self._source(number)]
         for option in SOURCE_OPTIONS:
             if sources and option.name in self._flags.values and option.name not in self._fits:
-                kind = _ABOUT.get(option.name, ("directories given with --follow", None))[0]
+                kind = "standard input and pipes" if option.name == "resume" else "directories given with --follow"
                 self._problems.append(Problem(option.flag, f"applies to {kind}, and there are none; remove it"))
         values: dict[str, Any] = {}
         for option in OPTIONS:
@@ -373,8 +370,7 @@ class _Assembly:
             return []
         values: dict[str, Any] = {}
         for option in SOURCE_OPTIONS:
-            _, fits = _ABOUT.get(option.name, ("", None))
-            about = key == "follow" if fits is None else key == "path" and any(map(fits, paths))
+            about = key == "follow" if option.name != "resume" else key == "path" and any(map(is_pipe, paths))
             if option.name in self._flags.values and about:
                 self._fits.add(option.name)
                 values |= self._read(option, self._flags.values[option.name], self._flags, number)

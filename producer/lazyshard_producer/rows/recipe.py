@@ -314,14 +314,14 @@ def _fault(data: bytes) -> str | None:
     kind = media_type(data)
     if kind == "image/jpeg":
         at = 2  # Segments have a marker and a size, up to the scan; one may hold a thumbnail, with an end of its own
-        while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] not in (b"\xda", b"\xff", b""):
-            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        if b"\xff\xd9" not in data[at:]:
+        while data[at : at + 1] == b"\xff" and (marker := data[at + 1 : at + 2]) not in (b"\xda", b""):
+            at += 1 if marker == b"\xff" else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if data.find(b"\xff\xd9", at) < 0:
             return "is truncated: it has no end marker"
     if kind == "image/png" and b"IEND\xaeB`\x82" not in data:
         return "is truncated: it has no IEND chunk"
     size = 8 + int.from_bytes(data[4:8], "little")
-    if data[:4] == b"RIFF" and len(data) + 1 < size < 8 + 0xFFFFFFFF:  # the most is of a pipe: it is not known
+    if data[:4] == b"RIFF" and len(data) + 1 < size < 0x7FFFF000:  # programs that write to a pipe give more
         return f"is truncated: it has {len(data)} of {size} bytes"
     if data[4:8] == b"ftyp":
         at = 0

@@ -88,7 +88,7 @@ class IndexedSource(Source):
         if not all(isinstance(digest, str) for digest in digests) or len(digests) != (2 if row else 0):
             raise refuse_position(self.name, "fingerprints of both files", repr(digests)[:120])
         if row and entry.get("rows") != _ROWS:
-            raise refuse_position(self.name, f"rows of type {_ROWS}", f"{entry.get('rows')}")
+            raise refuse_position(self.name, "rows of documents", f"{entry.get('rows')!r} of an earlier release")
         return int(row)
 
     def _make(self, row: int) -> list[Line]:

@@ -16,6 +16,7 @@ from tests.cli.commands import changed, commit, lazyshard, make_stream, run_of, 
 from tests.stream.damage import edit
 
 THREE = Part(3, 1, 2, first_step=2, draws_per_step=1)  # Two steps of three ranks, after two steps of two
+BEGUN_AGAIN = Part(2, 1, 2, 0, first_step=4, draws_per_step=2)
 
 
 def audited(*arguments: object) -> tuple[int, dict[str, Any]]:
@@ -97,9 +98,6 @@ def test_json_tells_a_branch_that_was_given_up_apart(history: History) -> None:
     told = "\n".join(report(stream, out)[1])
     assert f"{first}/checkpoint-3 was abandoned after 8 samples: it trained 4 more" in told
     assert "in epoch 0 by the audited run: 7 to 8, 10 to 11" in told
-
-
-BEGUN_AGAIN = Part(2, 1, 2, 0, first_step=4, draws_per_step=2)
 
 
 @pytest.mark.parametrize(

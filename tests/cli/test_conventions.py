@@ -274,21 +274,19 @@ def test_long_values(value: Any, short: Any) -> None:
     assert shorten(value) == short
 
 
-BAD = "version: 1\ndatasets:\n  - path: chat\n    wieght: 1\ndataloader:\n  batch_size: 0\n"
-STEPS = "version: 1\ndatasets:\n  - path: a\n    steps: [{{filter_fn: '{}'}}]\n  - path: b\n"
-
-
 def test_check_config(tmp_path: Path) -> None:
+    bad = "version: 1\ndatasets:\n  - path: chat\n    wieght: 1\ndataloader:\n  batch_size: 0\n"
+    steps = "version: 1\ndatasets:\n  - path: a\n    steps: [{{filter_fn: '{}'}}]\n  - path: b\n"
     file = tmp_path / "train.yaml"
-    file.write_text(STEPS.format("os.path:isdir"))
+    file.write_text(steps.format("os.path:isdir"))
     done = lazyshard("check-config", file)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{file}: no mistakes: 2 data sets, 1 step\n", "")
-    file.write_text(STEPS.format("no_such_module:keep"))
+    file.write_text(steps.format("no_such_module:keep"))
     assert lazyshard("check-config", file, "--no-imports").returncode == 0
     done = lazyshard("check-config", file)
     assert (done.returncode, "no_such_module" in done.stdout) == (3, True)
     # As text, mistakes are those of the page: config/test_load.
-    file.write_text(BAD)
+    file.write_text(bad)
     done = lazyshard("check-config", file, "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["file"], found["ok"]) == (3, str(file), False)

@@ -22,13 +22,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-GOOD: Final = [
-    Finding("versions", "python", "3.11"),
-    Finding("versions", "longer name", "1.0", True),
-    Finding("verdict", "command", "runs", True),
-]
-BAD: Final = [*GOOD, Finding("verdict", "other", "line\nend", False)]
-
 NOT_SUPPORTED: Final = OSError(errno.ENOTSUP, "Not supported")
 
 
@@ -52,11 +45,12 @@ def examined(*arguments: object, code: int) -> dict[str, Finding]:
 
 
 def good() -> list[Finding]:
-    return GOOD
+    runs = Finding("verdict", "command", "runs", True)
+    return [Finding("versions", "python", "3.11"), Finding("versions", "longer name", "1.0", True), runs]
 
 
 def bad() -> list[Finding]:
-    return BAD
+    return [*good(), Finding("verdict", "other", "line\nend", False)]
 
 
 def raising() -> list[Finding]:
@@ -71,7 +65,7 @@ def test_without_an_area_all_are_examined(areas: list[str], code: int, monkeypat
     assert (done.returncode, [one["area"] for one in told]) == (code, ["lazyshard", *sorted(areas)])
     for one in told[1:]:
         found = [Finding(**finding) for finding in one["findings"]]
-        assert (one["ok"], found) == ((True, GOOD) if one["area"] == "good" else (False, BAD))
+        assert (one["ok"], found) == ((True, good()) if one["area"] == "good" else (False, bad()))
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 0), (["bad"], 1)])

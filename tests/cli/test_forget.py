@@ -18,6 +18,7 @@ from tests.stream.damage import checkpoint, reads
 from tests.stream.streams import produce
 
 TWO_HOURS_S = 7201.0  # Two hours, and nearly a minute until that is said otherwise
+A2, B8 = consumer("a", 0, done=2), consumer("b", 0, done=8)
 
 
 def consumers(stream: Path) -> list[str]:
@@ -90,9 +91,6 @@ def test_answers(
     last = "forgotten: sft" if forgotten else "nothing was changed"
     assert (shown.err, shown.out.splitlines()[-1]) == ("forget it? [y/N] ", last)
     assert consumers(tmp_path) == (["old run"] if forgotten else ["old run", "sft"])
-
-
-A2, B8 = consumer("a", 0, done=2), consumer("b", 0, done=8)
 
 
 @pytest.mark.parametrize(

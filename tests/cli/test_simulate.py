@@ -26,6 +26,8 @@ from tests.stream.streams import forked, produce
 # 2 ranks, chunks of 4 rows, one every half second; a stripe is 2 chunks, of which 2 steps are trained.
 SMALL = simulation.Setting(ranks=2, batch=2, samples_per_chunk=4, producer_rate=8.0, step_seconds=0.5, rows=64)
 SMALL = replace(SMALL, workers=0, latency_s=0.0, woken=True, ranks_a_node=2)
+TINY = replace(SMALL, samples_per_chunk=8, producer_rate=400.0, step_seconds=0.01, rows=83, window=2, row_bytes=60)
+TINY = replace(TINY, retain="consumed", checkpoint_steps=4, woken=False, ranks_a_node=8)
 ONE = {"ranks": 1, "samples_per_chunk": 1000}
 COMMAND = ["--ranks", "2", "--batch", "2", "--step-seconds", "0.25", "--producer-rate", "8", "--samples-per-chunk", "4"]
 
@@ -132,10 +134,6 @@ def test_rules_are_those_of_the_producer_and_the_readers() -> None:
         assert setting.ahead_chunks == expected
     assert simulation.BURST_S == loop.BURST_S
     assert simulation.HINT_S == commits.PAUSE_S
-
-
-TINY = replace(SMALL, samples_per_chunk=8, producer_rate=400.0, step_seconds=0.01, rows=83, window=2, row_bytes=60)
-TINY = replace(TINY, retain="consumed", checkpoint_steps=4, woken=False, ranks_a_node=8)
 
 
 def test_a_real_run_trains_every_row_once_and_opens_chunks_as_often_as_predicted(tmp_path: Path) -> None:

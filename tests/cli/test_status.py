@@ -33,6 +33,7 @@ from tests.stream.damage import checkpoint, cut, edit_head, reads
 from tests.stream.streams import add, owners, produce, raised, running, sequence, stream_id_of, wait_until, write_pieces
 
 TWO_HOURS_S = 7201.0  # Two hours, and nearly a minute until that is said otherwise
+SEQUENCER = Committed(1234, {}, {}, False, 7, "node7", 12345, NOW - 1)
 
 
 def looked(*arguments: object) -> Any:
@@ -160,9 +161,6 @@ def test_watch_on_a_terminal_keeps_the_page_in_its_place(tmp_path: Path) -> None
     assert text.rstrip().endswith(b"\x1b[?25h")
     lines = re.sub(rb"\x1b\[[0-9?]*[a-zA-Z]", b"", text).split(b"\n")
     assert max(len(line.strip()) for line in lines) <= 60 + len(str(tmp_path))
-
-
-SEQUENCER = Committed(1234, {}, {}, False, 7, "node7", 12345, NOW - 1)
 
 
 def head(rows: int, **values: Any) -> Head:

@@ -20,7 +20,12 @@ from lazyshard.part import Part
 from lazyshard.stream.cursor import Consumer
 from lazyshard_producer.display import Metrics
 from tests.cli.commands import HEAD, ID, NOW, blended, consumer, outlook, survey, told
+from tests.harness.processes.environment import ROOT
 from tests.producer.display.test_display import scrape
+
+DASHBOARD: Final = ROOT / "producer" / "deploy" / "grafana" / "lazyshard.json"
+FOREIGN: dict[str, Any] = {"manifest": None, "native": False, "samples": None}
+MIXED = (MixedSource("web", 0.75, 0.5, 2, False), MixedSource("b\nooks", 0.25, None, 0, False))
 
 
 def state(name: ProducerState, note: str = "", age: float = 2.0) -> Head:
@@ -39,9 +44,6 @@ def limited(name: str, consumed: int, done: int) -> Consumer:
     """A consumer of one rank that takes so many samples for all, and has had them."""
     state = RunState(ID, 10, 10, 0, 0, consumed, (Part(1, 1, consumed),), consumed)
     return Consumer(name, Cursor(name, ID, consumed, done, {}, NOW, state), None, None)
-
-
-FOREIGN: dict[str, Any] = {"manifest": None, "native": False, "samples": None}
 
 
 def page(*looks: Survey, watching: bool = False, width: int = 80) -> list[str]:
@@ -258,7 +260,7 @@ def test_json_has_the_same_fields_whatever_is_known_and_all_are_documented() -> 
     assert [(one["waits_for"], one["failure"]) for one in failed] == [(None, "no object"), (None, None)]
     assert full.keys() == bare.keys()
     assert full["consumers"][0].keys() == bare["consumers"][0].keys()
-    text = (Path(__file__).parents[2] / "docs" / "status.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "status.md").read_text(encoding="utf-8")
     mixed = status_values(outlook(survey(mixture=(MixedSource("web", 1.0, None, 0, False),))))["mixture"][0]
     parts = (full, full["producer"], full["consumers"][0], full["band"], full["band"]["close_up"][0], mixed)
     documented = re.findall(r"`(\w+)`(?=[^|\n]* \| (?:string|integer|number|boolean|array|object))", text)
@@ -267,12 +269,6 @@ def test_json_has_the_same_fields_whatever_is_known_and_all_are_documented() -> 
     unknown = [bare[name] for name in ("producer", "published_samples", "retired_samples")]
     assert (bare["kind"], unknown) == ("foreign", [None] * 3)
     assert (bare["quarantined_rows"], bare["quarantine_bytes"], bare["quarantined_rows_is_exact"]) == (0, 0, True)
-
-
-ROOT: Final = Path(__file__).resolve().parents[2]
-DASHBOARD: Final = ROOT / "producer" / "deploy" / "grafana" / "lazyshard.json"
-
-MIXED = (MixedSource("web", 0.75, 0.5, 2, False), MixedSource("b\nooks", 0.25, None, 0, False))
 
 
 def exposed(found: Outlook | None, **values: Any) -> str:
@@ -325,8 +321,7 @@ def test_all_facts_are_told_and_documented() -> None:
 
 
 def test_what_is_not_known_has_no_sample() -> None:
-    census = {"manifest": None, "native": False, "samples": None}
-    found = samples(exposed(outlook(survey(head=None, census=census, free=None, consumers=(consumer(problem="x"),)))))
+    found = samples(exposed(outlook(survey(head=None, census=FOREIGN, free=None, consumers=(consumer(problem="x"),)))))
     known = {name.removeprefix("lazyshard_consumer_") for name in found if name.startswith("lazyshard_consumer_")}
     assert (found["lazyshard_consumer_problem sft"], known) == (1, {"problem sft", "waiting sft"})
     for name in ("published_samples", "free_bytes", "full_in_seconds", "heartbeat_age_seconds"):

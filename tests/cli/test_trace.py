@@ -18,6 +18,11 @@ from tests.harness.processes.producing import run as produce
 from tests.stream.streams import sequence, write_pieces
 
 Run = tuple[Path, Path]
+STREAMS = (Stream("a", 120, 6), Stream("b", 90, 5), Stream("c", 80, 4))
+WEIGHTS = st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), min_size=1).map(lambda one: {"a": 1, **one})
+STAGE = st.tuples(st.integers(1, 3), WEIGHTS, st.integers(1, 2))
+Stages = list[tuple[int, dict[str, float], int]]
+Seen = dict[tuple[str, int], list[str]]  # What each rank has read at each step, by letter and step from 1
 
 
 @pytest.fixture
@@ -138,12 +143,6 @@ def test_origins_of_steps_and_samples(produced: Run) -> None:
     assert told(produced, "--sample", 6, "--origins")[2].startswith("  from in.jsonl, lines 7 to 9 (")
 
 
-STREAMS = (Stream("a", 120, 6), Stream("b", 90, 5), Stream("c", 80, 4))
-
-Stages = list[tuple[int, dict[str, float], int]]
-Seen = dict[tuple[str, int], list[str]]  # What each rank has read at each step, by letter and step from 1
-
-
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("traced")
@@ -173,10 +172,6 @@ def save_blend(place: Path, step: int, state: State) -> Path:
     folder.mkdir(parents=True)
     (folder / "lazyshard.json").write_text(json.dumps({"state": state, "step": step, "consumed": state["consumed"]}))
     return folder
-
-
-WEIGHTS = st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), min_size=1).map(lambda one: {"a": 1, **one})
-STAGE = st.tuples(st.integers(1, 3), WEIGHTS, st.integers(1, 2))
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -16,6 +16,7 @@ from tests.stream.streams import foreign
 EFFORT = re.compile(r" \(\d+\.\d s, ([0-9.,]+ (bytes|kB|MB|GB)/s|rows not read)\)\n")
 
 C1, C2 = "chunk_00001.jsonl", "chunk_00002.jsonl"
+OF_ANOTHER = "2 chunks, 3 samples, 9 bytes, ended, without stream.json, so digests are not checked"
 
 
 def report(*arguments: object) -> tuple[int, list[str]]:
@@ -23,9 +24,6 @@ def report(*arguments: object) -> tuple[int, list[str]]:
     assert done.stderr == ""
     assert len(EFFORT.findall(done.stdout)) == 1
     return done.returncode, EFFORT.sub("\n", done.stdout).splitlines()
-
-
-OF_ANOTHER = "2 chunks, 3 samples, 9 bytes, ended, without stream.json, so digests are not checked"
 
 
 def another(directory: Path) -> None:

@@ -24,6 +24,7 @@ from tests.stream.streams import raised
 pytestmark = pytest.mark.full
 
 STORM: Final = {"reads": 900, "missing": 0, "torn": 0, "back": 0, "errors": {}}
+LINK, PUT = Side.link, Side.put
 
 
 def main(arguments: list[str]) -> int:
@@ -64,9 +65,6 @@ def test_verdicts_on_measurements(judged: Judged, verdict: str) -> None:
     assert judged.verdict == verdict
     # Whatever is not as it should be says what that is for lazyshard, and what to do.
     assert bool(judged.means and judged.remedy) == (verdict != "ok")
-
-
-LINK, PUT = Side.link, Side.put
 
 
 def fails(*_: object) -> None:

@@ -134,6 +134,7 @@ OTHER_NAMES = (
     *("::1", "@"),
 )
 METHODS = ("HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT")
+TWO_HOSTS = b"GET /status.json HTTP/1.1\r\nHost: localhost\r\nHost: evil.example"
 OTHER_PATHS = (
     *("/stream.json", "/chunk_00000.jsonl", "//stream/status.json", "/./status.json", "/../status.json"),
     *("/..%2f..%2f..%2f..%2fetc/passwd", "/%2e%2e/stream.json", "/status.json/", "/status.json%00"),
@@ -157,9 +158,6 @@ def test_requests(served: Watch, status: int, method: str, path: str, host: str)
     assert status == 200 or method == "HEAD" or answer.body.startswith(b"%d " % status)
     assert status != 405 or answer.headers["Allow"] == "GET"
     assert not [name for name in answer.headers if name.lower().startswith("access-control")]
-
-
-TWO_HOSTS = b"GET /status.json HTTP/1.1\r\nHost: localhost\r\nHost: evil.example"
 
 
 @pytest.mark.parametrize(

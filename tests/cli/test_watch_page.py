@@ -71,6 +71,9 @@ def open_page(url: str, *flags: str, width: int = 1280, height: int = 800) -> tu
 
 
 HOSTILE: Final = "<img src=x onerror=document.title='owned'>\u202egnp"
+HOSTILE_ROW: Final = (
+    "</title></style></svg><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+)
 
 MIXTURE: Final = (
     MixedSource("/data/crawl/web-*.jsonl", 0.7, 0.7004, 8404, False),
@@ -268,11 +271,6 @@ def test_picture(scene: Scene, width: int, height: int, scheme: str) -> None:
     assert pixels.shape[:2] == (height, width)
     ground = pixels[0, -1, :3]
     assert ground.min() > 0.8 if scheme == "light" else ground.max() < 0.25, f"{ground} is not {scheme}"
-
-
-HOSTILE_ROW: Final = (
-    "</title></style></svg><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-)
 
 
 def lived_in(stream: Path) -> Path:

@@ -19,6 +19,10 @@ from lazyshard.stream.listing import names_of
 from lazyshard.stream.run_parts import course_of
 from tests.cli.commands import ID, consumer, told
 
+SLOW, FAST = told("slow", done=4, needs=8), told("fast", consumed=90, done=9, needs=14)
+ALL_STATES = [(0, 3, "deleted"), (3, 4, "done"), (4, 6, "taken"), (6, 8, "reading"), (8, 12, "ready")]
+PER_CHUNK = 4
+
 
 def census(chunks: int, *, retired: int = 0, ended: bool = False) -> Census:
     return Census(True, None, None, chunks, chunks * 10, ended, retired, names_of)
@@ -26,10 +30,6 @@ def census(chunks: int, *, retired: int = 0, ended: bool = False) -> Census:
 
 def stretches(band: Band) -> list[tuple[int, int, str]]:
     return [(one.first, one.stop, one.state) for one in band.stretches]
-
-
-SLOW, FAST = told("slow", done=4, needs=8), told("fast", consumed=90, done=9, needs=14)
-ALL_STATES = [(0, 3, "deleted"), (3, 4, "done"), (4, 6, "taken"), (6, 8, "reading"), (8, 12, "ready")]
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,6 @@ def test_chunks_are_covered_once(found: list[Consumer], chunks: int, retired: in
             name for name, window in band.windows.items() if window.first <= cell.chunk < window.stop
         )
         assert cell.state != "reading" or cell.readers
-
-
-PER_CHUNK = 4
 
 
 def census_of(chunks: int, *, ended: bool = False, short: int = 0) -> Census:

@@ -24,6 +24,11 @@ from lazyshard.stream.stream import open_now
 from tests.stream.damage import Damage, delete, edit, flip, put, stream
 from tests.stream.streams import foreign, produce, publish_rows, raised, refusal_of
 
+SEAL = "chunk_00001.jsonl.completed"
+NOW = 1_700_000_000.0
+At = inspection.At
+values = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 2**50)), min_size=1, max_size=60)
+
 
 def facts(found: inspection.Overview) -> tuple[int, int, int, bool, bool]:
     """Chunks, samples, bytes, whether all chunks were looked at, whether it has ended."""
@@ -35,9 +40,6 @@ def test_live_stream_that_is_still_to_publish_its_last_chunk_is_not_waited_for(t
     at_work = {"state": "running", "pid": os.getpid(), "updated_at": time.time()}
     edit("head.json", chunks=2, samples=4, ended=False, **at_work)(tmp_path)
     assert facts(inspection.overview(tmp_path)) == (2, 4, 36, True, False)
-
-
-SEAL = "chunk_00001.jsonl.completed"
 
 
 @pytest.mark.parametrize(
@@ -94,9 +96,6 @@ def test_keys_of_rows() -> None:
         "f": {"true or false": 1},
         "g": {"array of integer, string, array": 1},
     }
-
-
-values = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 2**50)), min_size=1, max_size=60)
 
 
 def counted(*groups: list[int]) -> Lengths:
@@ -163,10 +162,6 @@ def test_spread_counts_each_length_in_a_bin_of_one_width(values: list[int], most
     assert 1 <= len(bins) <= most
     assert len({one.high - one.low for one in bins}) == 1
     assert [one.count for one in bins] == [sum(one.low <= value < one.high for value in values) for one in bins]
-
-
-NOW = 1_700_000_000.0
-At = inspection.At
 
 
 def course(history: inspection.History) -> list[inspection.At]:

@@ -23,6 +23,8 @@ from tests.cli.commands import consumer as made_up_consumer
 from tests.cli.commands import survey as made_up
 
 HEAD: Final = Head(20, 200, False, "running", 5.0, "node", 7, NOW)
+FASTER: Final = [(second, second) for second in range(1000)] + [(second, 10 * second) for second in range(1000, 1121)]
+consumer = partial(made_up_consumer, at=NOW)
 
 
 def survey(consumers: tuple[Consumer, ...] = (), at: float = NOW, **values: Any) -> Survey:
@@ -34,9 +36,6 @@ def survey(consumers: tuple[Consumer, ...] = (), at: float = NOW, **values: Any)
     disk = DiskUse(2000, True, values.pop("chunk_size", 100.0), ())
     common: dict[str, Any] = {"consumers": consumers, "looked_at": at, "disk": disk, "free": 10_000, "head": HEAD}
     return made_up(census=census, **(common | values))
-
-
-consumer = partial(made_up_consumer, at=NOW)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +164,6 @@ def test_clock_that_is_ahead_a_stream_that_has_ended_and_the_slowest_reader() ->
     assert Looks().add(survey((consumer(consumed=0),))).slowest is None
 
 
-FASTER: Final = [(second, second) for second in range(1000)] + [(second, 10 * second) for second in range(1000, 1121)]
-
-
 @pytest.mark.parametrize(
     ("steps", "now", "rate"),
     [
@@ -236,9 +232,6 @@ def test_remainder(ended: bool, cursor: Cursor, expected: Remainder | None) -> N
     assert remainder(Consumer("sft", cursor, None, None), census) == expected
 
 
-OWN: Final = "0" * 32
-
-
 def counted(*lengths: int) -> Lengths:
     return Lengths(np.array(lengths))
 
@@ -246,7 +239,7 @@ def counted(*lengths: int) -> Lengths:
 def stream(**values: Any) -> Overview:
     """A stream of 100 chunks of 100 full, shuffled rows, of which nothing is to be said."""
     chunks, ended = values.pop("chunks", 100), values.pop("ended", False)
-    made = Overview(Path("/data/s"), Manifest(OWN, 100, 0.0), 100, Published(chunks, 100 * chunks, ended), 0)
+    made = Overview(Path("/data/s"), Manifest(ID, 100, 0.0), 100, Published(chunks, 100 * chunks, ended), 0)
     made.lengths, made.tokens, made.made = counted(*[2000] * 9), counted(*[500] * 9), Made(None, None, True)
     return replace(made, **values)
 
@@ -302,8 +295,8 @@ def test_steps_of_even_rows_are_even_and_of_long_and_short_ones_are_not() -> Non
 
 
 def run(name: str, at: float, ranks: int, window: int) -> Consumer:
-    state = RunState(OWN, 10, 10, window, 0, None, (Part(ranks, 3, 5),), 5 * ranks)
-    return Consumer(name, Cursor(name, OWN, 5 * ranks, 0, {}, at, state), None, None)
+    state = RunState(ID, 10, 10, window, 0, None, (Part(ranks, 3, 5),), 5 * ranks)
+    return Consumer(name, Cursor(name, ID, 5 * ranks, 0, {}, at, state), None, None)
 
 
 def test_training_is_that_of_the_newest_checkpoint() -> None:

@@ -55,7 +55,6 @@ def test_live_stream(tmp_path: Path) -> None:
 
 
 def test_look_at_a_long_stream_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
     produce(tmp_path, 2, end=False)
     edit_head(tmp_path, chunks=10**15, samples=2 * 10**15, updated_at=NOW - 60)
     monkeypatch.setattr(survey, "list_chunks", raising(AssertionError("listed")))

@@ -20,6 +20,7 @@ from tests.stream.streams import foreign, owners, produce, raised, refusal_of, s
 A = [f'{{"a": {number}}}\n' for number in range(7)]
 B = [f'  {{"b": {number}}} \r\n' for number in range(6)]
 STREAM = Path("stream")
+IN_ORDER = [*(f"a.jsonl:{line}" for line in (1, 2, 4, 5, 6, 7, 8)), *(f"b.jsonl:{line}" for line in range(1, 7))]
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +43,6 @@ def told(origins: Origins, samples: Iterable[int] = range(13)) -> list[str]:
 
 def find(name: str, first: int = 0, stop: int = 4, **place: int) -> PlaceRows:
     return find_source(STREAM, range(first, stop), 4, SourcePlace(name, **place))
-
-
-IN_ORDER = [*(f"a.jsonl:{line}" for line in (1, 2, 4, 5, 6, 7, 8)), *(f"b.jsonl:{line}" for line in range(1, 7))]
 
 
 @pytest.mark.parametrize(

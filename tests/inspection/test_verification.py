@@ -17,6 +17,9 @@ from tests.stream.streams import cursor, foreign, needs_root, produce, publish_r
 
 C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))
 S0, S1, S2, S3 = (f"chunk_0000{chunk}.jsonl.completed" for chunk in range(4))
+C7, S7 = "chunk_00007.jsonl", "chunk_00007.jsonl.completed"
+ROWS = (b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}\n', b'{"id":4}\n')
+chunks = st.sets(st.integers(0, 12))
 
 
 def test_streams_of_any_length_that_are_as_they_should_be(tmp_path: Path) -> None:
@@ -70,9 +73,6 @@ def test_one(damage: Damage, kind: str, file: str, expected: str | None, actual:
     assert (found_kind, found_file) == (f"damage {kind}", file)
     assert found_expected == expected or expected is None
     assert actual is None or found_actual.startswith(actual)
-
-
-C7, S7 = "chunk_00007.jsonl", "chunk_00007.jsonl.completed"
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,6 @@ def chunk_files(data: set[int], seals: set[int], first: int, stop: int, *, runni
     return listed(*map(chunk_name, data), *map(seal_name, seals), first=first, stop=stop, running=running)
 
 
-chunks = st.sets(st.integers(0, 12))
-
-
 @given(data=chunks, seals=chunks, there=chunks, first=st.integers(0, 12), count=st.integers(0, 12))
 def test_missing_chunks_are_told_once(data: set[int], seals: set[int], there: set[int], first: int, count: int) -> None:
     """Against a list: each published chunk of which nothing is there is in exactly one gap, and no other is."""
@@ -239,9 +236,6 @@ def test_only_the_newest_chunks_are_looked_for_where_they_are_not_listed() -> No
     listed = {3, 100_000}
     looked_at = [one.chunk for one in chunks_to_check(chunk_files(listed, listed, 0, 10**15))]
     assert looked_at == [3, 100_000, *range(10**15 - verification_files.LAGGING, 10**15)]
-
-
-ROWS = (b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}\n', b'{"id":4}\n')
 
 
 def test_allowances_of_a_foreign_directory(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from tests.stream.streams import HERE, head, produce, raised, running, sequence,
 
 C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))
 S0, S1, S2, S3 = (f"chunk_0000{chunk}.jsonl.completed" for chunk in range(4))
+A, B = ".writers/a/", ".writers/b/"
+CHUNKS = 40
 
 
 @contextlib.contextmanager
@@ -171,9 +173,6 @@ def test_stream_that_is_replaced_meanwhile(tmp_path: Path) -> None:
     raised(StreamMismatch, lambda: verify(stream(tmp_path), report=replace_it))
 
 
-CHUNKS = 40
-
-
 def test_findings_are_as_of_one_process_and_progress_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check_by_others(directory: Path, quick: bool, batches: list[list[ChunkFiles]], jobs: int) -> Any:
         return check_in_order(directory, quick, [[files] for batch in batches for files in batch], jobs, alone_s=0.0)
@@ -239,9 +238,6 @@ def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
 def blocks(pid: int, number: int) -> bool:
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk:"))
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-
-
-A, B = ".writers/a/", ".writers/b/"
 
 
 def shared(tmp_path: Path) -> Path:

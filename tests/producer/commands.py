@@ -58,6 +58,10 @@ def commit(out: Path, chunks: int, samples_per_chunk: int) -> None:
     checkpoint(out, "trainer", chunks * samples_per_chunk, chunks, time.time())
 
 
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def peak_growth(work: Callable[..., object], *arguments: Any) -> object:
     """In a fork: calls a function, and leaves by how many bytes the peak of the process' memory has grown."""
     before = _peak()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 Row = dict[str, Any]
+NOT_CALLABLE = 3
 
 
 def same(row: Row) -> Row:
@@ -58,9 +59,6 @@ def large(row: Row) -> Row:
 def dies(row: Row) -> Row:
     os.kill(os.getpid(), signal.SIGKILL)
     return row
-
-
-NOT_CALLABLE = 3
 
 
 def seven(position: int | None) -> Iterator[tuple[Row, int]]:

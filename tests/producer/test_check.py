@@ -15,16 +15,18 @@ from lazyshard.format.records import End
 from lazyshard_producer.cli import main
 from lazyshard_producer.run import MAX_SHOWN
 from tests.harness.processes.producing import head, refused, rows, run_arguments
-from tests.producer.commands import Fails
+from tests.producer.commands import Fails, snapshot
 from tests.producer.following.followed import append
 from tests.stream.streams import produce as produced
 
 Check = Callable[..., list[str]]
 ARGUMENTS = ["--source", "a.jsonl", "--out", "out", "--samples-per-chunk", "10"]
-
-
-def tree() -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+RECIPES = "tests.producer.recipes"
+ASKED = ("--pack", 8, "--encode", f"{RECIPES}:as_told")
+COUNTED = "tests.producer.recipes:counted"
+TWICE = "tests.producer.recipes:twice"
+MIX = ["--weight", "3", "--follow", "in", "--weight", "1", "--rows", "0", "--finished-by", "idle"]
+LIMITS = ["--max-disk", "500GB", "--min-free-disk", "1GB", "--retain", "100", "--consumers", "train,eval"]
 
 
 @pytest.fixture
@@ -32,10 +34,10 @@ def check(here: Path, capsys: pytest.CaptureFixture[str]) -> Check:
     """Runs `check`, which changes nothing; returns the lines that it prints, or those of its errors."""
 
     def run(*more: str, given: Sequence[str] = ARGUMENTS, code: int = 0) -> list[str]:
-        before = tree()
+        before = snapshot(Path())
         capsys.readouterr()
         assert main(["check", *given, *more]) == code
-        assert tree() == before
+        assert snapshot(Path()) == before
         printed, said = capsys.readouterr()
         assert code != 0 or said == ""
         return [line for line in said.splitlines() if "error: " in line] if code else printed.splitlines()
@@ -87,12 +89,6 @@ def test_nothing_is_taken_from_a_pipe(check: Check) -> None:
     assert check(given=["--source", "pipe", *ARGUMENTS[2:]])[-1].startswith("next      not read: ")
 
 
-COUNTED = "tests.producer.recipes:counted"
-TWICE = "tests.producer.recipes:twice"
-MIX = ["--weight", "3", "--follow", "in", "--weight", "1", "--rows", "0", "--finished-by", "idle"]
-LIMITS = ["--max-disk", "500GB", "--min-free-disk", "1GB", "--retain", "100", "--consumers", "train,eval"]
-
-
 @pytest.mark.parametrize(
     ("more", "told"),
     [
@@ -134,10 +130,6 @@ def test_a_long_row_is_cut_a_strange_one_stays_on_its_line_and_a_refused_one_is_
     assert shown.startswith('  a.jsonl:2  {"text": "\\u2028xxx')
     assert shown.endswith(" ... (1,016 bytes)")
     assert len(shown) < MAX_SHOWN + 40
-
-
-RECIPES = "tests.producer.recipes"
-ASKED = ("--pack", 8, "--encode", f"{RECIPES}:as_told")
 
 
 @pytest.fixture
@@ -286,7 +278,7 @@ def test_a_finished_command_is_an_error_once_there_are_rows_that_are_not_in_the_
     run, check = ["run", *flags, "--no-progress"], ["check", *flags]
     assert [main(run), main(run), main(check)] == [0, 0, 0]
     change(Path(source))
-    before = tree()
+    before = snapshot(Path())
     capsys.readouterr()
     assert main(run) == code
     if Path(source).exists():
@@ -295,7 +287,7 @@ def test_a_finished_command_is_an_error_once_there_are_rows_that_are_not_in_the_
     said = capsys.readouterr().err
     if named is not None:
         assert said.count(f"these rows are not in it: {named}") == 2
-    assert tree() == before
+    assert snapshot(Path()) == before
 
 
 @pytest.mark.parametrize("ended", [False, True])

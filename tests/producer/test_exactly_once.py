@@ -43,6 +43,7 @@ CUTS: Final = (*KEEPS, "--transform", f"{HERE}:tokenized", "--split", "5")
 RECIPES: Final = {"as they are": KEEPS, "made": FILTERS, "shuffled": (*FILTERS, "--shuffle", "16", "--seed", "3")}
 MIXED: Final = {"as they are": KEEPS, "made": MAKES, "shuffled": (*MAKES, "--shuffle", "16"), "packs": PACKS}
 TWICE = ("--on-bad-row", "quarantine", "--transform", "tests.producer.recipes:twice")
+weightings = st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=5, max_size=5))
 
 
 @pytest.mark.parametrize(
@@ -222,9 +223,6 @@ def grow(directory: Path, counts: Sequence[int]) -> list[Path]:
             begin = opened.tell() // len(b'{"id":[0,0]}\n')
             opened.write(b"".join(b'{"id":[%d,%d]}\n' % (file, number) for number in range(begin, count)))
     return paths
-
-
-weightings = st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=5, max_size=5))
 
 
 @hypothesis_settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -16,6 +16,11 @@ from tests.harness.processes.producing import assert_one_line, chunk_files, ids,
 from tests.producer.commands import Fails, peak_growth
 
 KINDS: Final = ("plain", "gzip", "zstd", "standard input", "followed")
+SOME: Final = [(kind, name) for kind in KINDS[1:] for name in ("cut in a string", "UTF-16", "a NUL tail", "too long")]
+BOM: Final = b"\xef\xbb\xbf"
+LONG: Final = "longer than the 1000000 bytes of --max-row-bytes"
+TEXT: Final = rows(0, 30)
+PACKED: Final = gzip.compress(TEXT, mtime=0)
 
 
 class TextSource:
@@ -61,10 +66,6 @@ class TextSource:
             os.dup2(before, 0)
             os.close(before)
             os.close(fd)
-
-
-BOM: Final = b"\xef\xbb\xbf"
-LONG: Final = "longer than the 1000000 bytes of --max-row-bytes"
 
 
 class Bad(NamedTuple):
@@ -134,9 +135,6 @@ class World(TextSource):
 @pytest.fixture(params=KINDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> World:
     return World(request.param, tmp_path, capsys)
-
-
-SOME: Final = [(kind, name) for kind in KINDS[1:] for name in ("cut in a string", "UTF-16", "a NUL tail", "too long")]
 
 
 @pytest.mark.parametrize(("world", "name"), [*((KINDS[0], name) for name in BAD), *SOME], indirect=["world"])
@@ -242,10 +240,6 @@ def test_an_empty_text_is_a_clean_end_with_a_warning(text: bytes, world: World) 
     assert f"lazyshard-producer: warning: {world.whole}: holds no rows\n" in said
     assert " event=end result=finished " in said and " samples=0 published=0 chunks=0 " in said
     assert (world.out / "stream.end").exists()
-
-
-TEXT: Final = rows(0, 30)
-PACKED: Final = gzip.compress(TEXT, mtime=0)
 
 
 @pytest.mark.parametrize(

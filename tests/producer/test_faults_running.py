@@ -32,11 +32,12 @@ from tests.cli.commands import lazyshard, python
 from tests.harness.processes import producing
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.producing import catches, head, ids, published, rows, run_arguments, running, wait_until
-from tests.producer.commands import Fails, Running, commit
+from tests.producer.commands import Fails, Running, commit, snapshot
 from tests.producer.rows.draining import making
 from tests.stream.streams import raised
 
 FAKETIME: Final = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+came = threading.Event()
 
 
 def removes(row: dict[str, Any]) -> dict[str, Any]:
@@ -203,10 +204,6 @@ def test_a_module_that_takes_minutes_to_import_is_left_by_the_second_signal(sour
         assert process.wait(60) == -signal.SIGTERM
 
 
-def snapshot(out: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
-
-
 @pytest.mark.full
 def test_one_that_wakes_deletes_nothing(nursery: Commands, source: Path, out: Path) -> None:
     source.write_bytes(rows(0, 60))
@@ -326,9 +323,6 @@ def test_pages_of_freed_rows_are_not_fetched_again() -> None:
     given_back, kept = (int(python("-c", ROUNDS, mode).stdout) for mode in ("give back", "keep"))
     assert given_back > 1000
     assert kept < given_back / 10
-
-
-came = threading.Event()
 
 
 def waits(row: dict[str, Any]) -> dict[str, Any]:

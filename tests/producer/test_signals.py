@@ -26,6 +26,11 @@ from tests.stream.streams import raising
 
 ROWS = 300
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+SHUFFLED: Final = ("--shuffle", 5)
+IN_WORKERS: Final = ("--transform", "tests.producer.recipes:same", "--workers", 1)
+OLD: Final = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10, on_bad_row="skip", max_bad_rows=5)
+CHANGING: Final = ("rate", "max_bad_rows", "limits", "log_every_s")
+CALLED: Final = {"sources": "source", "store_patience_s": "store_patience_seconds"}
 
 
 @pytest.fixture
@@ -140,10 +145,6 @@ def test_ctrl_c_breaks_off_what_leaves_nothing_half_done(nursery: Commands, sour
         assert run.end(signal.SIGINT)[0] == 130
 
 
-SHUFFLED: Final = ("--shuffle", 5)
-IN_WORKERS: Final = ("--transform", "tests.producer.recipes:same", "--workers", 1)
-
-
 def notes(out: Path) -> str:
     return str(head(out).get("note", ""))
 
@@ -237,11 +238,6 @@ def test_sigusr1_does_not_end_the_wait_for_room(nursery: Commands, tmp_path: Pat
         assert run.end(signal.SIGHUP)[0] == 0
     assert ids(out) == list(range(10))
     assert (out / "stream.end").exists()
-
-
-OLD: Final = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10, on_bad_row="skip", max_bad_rows=5)
-CHANGING: Final = ("rate", "max_bad_rows", "limits", "log_every_s")
-CALLED: Final = {"sources": "source", "store_patience_s": "store_patience_seconds"}
 
 
 def reloaded(load: Callable[[], Settings]) -> tuple[Settings, list[str], list[str]]:

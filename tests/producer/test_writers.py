@@ -19,6 +19,7 @@ from tests.producer.commands import Fails, Running, commit
 from tests.stream.streams import raised, refusal_of, write_pieces
 
 SIZE = 4
+ROWS_OF_B = [f"b-{number}" for number in range(2 * SIZE)]
 
 
 def arguments(out: Path, name: str, first: int, stop: int, *more: object) -> list[str]:
@@ -167,9 +168,6 @@ def end(out: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
     assert main(["end", str(out), "--no-progress", "--force"]) == 0
     return capsys.readouterr().out.splitlines()
-
-
-ROWS_OF_B = [f"b-{number}" for number in range(2 * SIZE)]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,10 @@ from lazyshard.store.files import UrlPath
 from tests.store.producing import ids, objects
 from tests.stream.streams import produce
 
+SIZE = 3
+APART = 1000  # ids of the second writer begin here, of the third one at twice that, and so on
+STREAM_ID = "7" * 32
+
 
 def put(url: UrlPath, data: bytes) -> None:
     url.store.put(url.key, data)
@@ -41,11 +45,6 @@ def publish(folder: Path, url: UrlPath, samples: int, per_chunk: int = 2, *, end
 def copies(cache: Path) -> list[str]:
     """What lies in a cache, locks apart."""
     return sorted(path.name for path in cache.glob("*/*"))
-
-
-SIZE = 3
-APART = 1000  # ids of the second writer begin here, of the third one at twice that, and so on
-STREAM_ID = "7" * 32
 
 
 def put_stream(url: UrlPath, writers: int, *, arrays: bool = False) -> None:

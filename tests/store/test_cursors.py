@@ -21,6 +21,9 @@ from tests.store.server import BROKEN, BUSY, Server
 from tests.store.streams import publish, put
 from tests.stream.streams import raised
 
+DIFFER = r"\([0-9.]+ s, [^)]*\)|\"(seconds|looked_at_s|heartbeat_age_s|free_bytes)\":[^,}]+"
+"""What is not the same at another moment, or is not known of a store."""
+
 
 def cursor(consumed: int) -> Cursor:
     return Cursor("run", None, consumed, 0, {}, time.time())
@@ -143,10 +146,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 @pytest.fixture
 def folder(tmp_path: Path, bucket: UrlPath) -> Path:
     return publish(tmp_path / "local", bucket, 25, 4)
-
-
-DIFFER = r"\([0-9.]+ s, [^)]*\)|\"(seconds|looked_at_s|heartbeat_age_s|free_bytes)\":[^,}]+"
-"""What is not the same at another moment, or is not known of a store."""
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,6 @@ def test_a_spool_left_behind(run: Run, source: Path) -> None:
     """The two see other rows, as of live sources: what the first had not put yet must not come back."""
     source.write_bytes(rows(0, 9))
     two = run.elsewhere("two")
-
     with watched(run.server, refusing(chunk_name(1))):
         run.stopped(lambda: any(run.spool.rglob(f"stream/{seal_name(2)}")))
     source.write_bytes(rows(0, 3) + rows(100, 106))

@@ -26,10 +26,9 @@ ATTENTIVE = ["tests.store.producer_haste:attentive"]
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(rows(0, CHUNKS * PER_CHUNK))
-    return path
+def source(source: Path) -> Path:
+    source.write_bytes(rows(0, CHUNKS * PER_CHUNK))
+    return source
 
 
 def stream_id(url: UrlPath) -> str:

@@ -118,8 +118,7 @@ def test_rows_of_different_sizes_are_fetched_ahead_too(
         for number in range(64):
             writer.write({"id": number, "image": bytes(SIZE + 1000 * (number % 7))})
     upload(tmp_path / "made", bucket)
-    reader = StreamReader(bucket)
-    reader.share = 0.0
+    reader = sharing(bucket)
     assert [len(reader.read(number)["image"]) for number in range(64)] == [SIZE + 1000 * (n % 7) for n in range(64)]
     assert server.gets(arrays_name(0))[arrays_name(0)] < 10
 
@@ -187,13 +186,9 @@ def test_a_recreated_stream_is_noticed(media: UrlPath, tmp_path: Path) -> None:
 def test_deleted_pictures_are_told(media: UrlPath, fetched: list[int]) -> None:
     read(open_dataset(media, 1, 8), 1)
     media.store.delete(f"{media.key}/{arrays_name(0)}")
-    reader = StreamReader(media, max_wait=0.0)
-    reader.share = 0.0
-    assert reader.read(0)["image"] == picture(0)
+    assert sharing(media, max_wait=0.0).read(0)["image"] == picture(0)
     for share in (0.0, 1.0):
-        reader = StreamReader(media, max_wait=0.0)
-        reader.share = share
-        caught = raised(errors.ChunkMissing, reader.read, 8)
+        caught = raised(errors.ChunkMissing, sharing(media, share, max_wait=0.0).read, 8)
         assert (caught.file, caught.chunk) == (f"{media}/{arrays_name(0)}", 0)
 
 

@@ -31,6 +31,7 @@ from tests.stream.streams import cursor
 pytestmark = pytest.mark.full
 
 SLOW = ("--rate", 12)  # The rows take seconds
+ROWS = {"a": SIZE + 1, "b": SIZE + 2, "c": 1}  # two pieces, and remainders that fill a chunk and one row more
 
 
 class Writers(Run):
@@ -170,9 +171,6 @@ def test_the_limits_of_the_sequencer_hold_back_all_writers(writers: Writers) -> 
         writers.wait(pid)
     writers.write("a", 0, 20 * SIZE)
     assert writers.record("stream.end")["samples"] == 20 * SIZE
-
-
-ROWS = {"a": SIZE + 1, "b": SIZE + 2, "c": 1}  # two pieces, and remainders that fill a chunk and one row more
 
 
 class Sequence(Run):

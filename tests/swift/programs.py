@@ -13,6 +13,8 @@ from tests.harness.processes.producing import run_arguments
 from tests.swift.warm import PATHS, ROOT, run_warm
 
 _RANKS: Final = ("RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "NPROC_PER_NODE", "NNODES")
+MAX_LENGTH: Final = 512
+TEMPLATE: Final = "qwen2_5"
 _ENCODE: Final = """
 import json, sys
 from lazyshard_producer.cli import main
@@ -60,10 +62,6 @@ def package_folder() -> Path:
     import lazyshard_swift
 
     return Path(lazyshard_swift.__path__[0]).parent
-
-
-MAX_LENGTH: Final = 512
-TEMPLATE: Final = "qwen2_5"
 
 
 def encode(model: Path, folder: Path, streams: dict[str, tuple[Path, int, tuple[object, ...]]]) -> dict[str, Path]:

@@ -30,6 +30,10 @@ from tests.harness.processes.producing import rows, run_arguments
 from tests.producer.commands import Fails
 from tests.stream.streams import raised, refusal_of
 
+COUNTS = {"samples": 1234, "published": 1200, "chunks": 12, "new": 234, "blank_lines": 1, "duplicate_key_rows": 2}
+TALLY = Tally(**COUNTS, bytes=10, bytes_total=20, seconds=2.0)
+STEPS = st.tuples(st.sampled_from((None, "source", "limit")), st.integers(0, 100), st.booleans())
+
 
 class Clock:
     def __init__(self) -> None:
@@ -142,9 +146,6 @@ def test_metrics_that_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Metrics("127.0.0.1", None).address is None
 
 
-STEPS = st.tuples(st.sampled_from((None, "source", "limit")), st.integers(0, 100), st.booleans())
-
-
 @given(st.lists(STEPS, max_size=20))
 def test_looks_change_nothing_and_sums_never_fall(steps: list[tuple[Reason | None, int, bool]]) -> None:
     now = 0.0
@@ -160,10 +161,6 @@ def test_looks_change_nothing_and_sums_never_fall(steps: list[tuple[Reason | Non
         if look:
             assert metrics.waited() == expected
     assert metrics.waited() == expected
-
-
-COUNTS = {"samples": 1234, "published": 1200, "chunks": 12, "new": 234, "blank_lines": 1, "duplicate_key_rows": 2}
-TALLY = Tally(**COUNTS, bytes=10, bytes_total=20, seconds=2.0)
 
 
 def test_the_last_line_tells_the_end_and_the_counts() -> None:

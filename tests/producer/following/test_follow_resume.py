@@ -305,7 +305,6 @@ def test_unwritable_journal(step: str, follow: Follow, directory: Path, monkeypa
         follower.publish(1)
     append(directory / "a.jsonl", b"3\n")
     follower.take()
-
     monkeypatch.setattr(journals, step, raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     for _ in range(2):
         refusal_of(OSError, "No space left", follower.source.entry, follower.source.reached)

@@ -26,6 +26,7 @@ from tests.plan.cases import PROPERTY
 from tests.stream.streams import raised, raising
 
 SAMPLES_PER_CHUNK = 2
+A5, B3, B_NEEDS = consumer("a", 0, done=5), consumer("b", 0, done=3), consumer("b", needs=9)
 
 
 def chunks(number: int) -> Amount:
@@ -264,9 +265,6 @@ def test_many_chunks_are_measured_by_some_unless_exactly(tmp_path: Path, monkeyp
 
 def consumed(*names: str) -> Limits:
     return Limits(retain="consumed", consumers=names)
-
-
-A5, B3, B_NEEDS = consumer("a", 0, done=5), consumer("b", 0, done=3), consumer("b", needs=9)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ from tests.stream.damage import reads
 
 PER_CHUNK: Final = 20
 CONSUMED: Final = ("--retain", "consumed", "--consumers", "trainer")
+STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
+SAMPLES_PER_CHUNK: Final = 10
 disk = disk_fixture("size=256k")
 
 
@@ -142,10 +144,6 @@ def test_min_free_disk_waits_for_room_and_goes_on(end: str, nursery: Commands, s
             disk.change("size=8m")
             assert main(run_arguments(out, [source], 50)) == 0
         assert ids(out) == list(range(1000))
-
-
-STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
-SAMPLES_PER_CHUNK: Final = 10
 
 
 @dataclass(kw_only=True)

@@ -17,6 +17,11 @@ from lazyshard_producer.ray_pieces import Committer, durable_keys, piece_path, w
 from tests.harness.processes.producing import ids, published, seal
 from tests.stream.streams import produce, raised, raising, refusal_of, wait_until
 
+LOST = [(lambda data: b"", ChunkCorrupt), (lambda data: data[:-1], ChunkCorrupt), (None, FileNotFoundError)]
+CHANGED = (3, lambda data: data.replace(b'{"id":1}', b'{"id":9}'), ChunkCorrupt)  # A row that would be copied
+_number = count()
+wait = partial(wait_until, what="the committer")
+
 
 def write(folder: Path, task: int, first: int, last: int, *, keyed: bool = False) -> None:
     lines = (b'{"id":%d}\n' % number for number in range(first, last))
@@ -26,10 +31,6 @@ def write(folder: Path, task: int, first: int, last: int, *, keyed: bool = False
 def write_all(folder: Path, sizes: Sequence[int]) -> None:
     for task, bounds in enumerate(pairwise(accumulate(sizes, initial=0))):
         write(folder, task, *bounds)
-
-
-_number = count()
-wait = partial(wait_until, what="the committer")
 
 
 def begin(out: Path, *, ordered: bool = True, key: str | None = None) -> tuple[Committer, Path]:
@@ -124,10 +125,6 @@ def test_stopped_while_it_waits_for_a_piece(tmp_path: Path) -> None:
     assert_not_ended(tmp_path, 4)
 
 
-LOST = [(lambda data: b"", ChunkCorrupt), (lambda data: data[:-1], ChunkCorrupt), (None, FileNotFoundError)]
-CHANGED = (3, lambda data: data.replace(b'{"id":1}', b'{"id":9}'), ChunkCorrupt)  # A row that would be copied
-
-
 @pytest.mark.parametrize(("rows", "spoil", "error"), [*((rows, *lost) for rows in (4, 3) for lost in LOST), CHANGED])
 def test_damaged_piece_stops_the_write(tmp_path: Path, spoil: Any, error: type[Exception], rows: int) -> None:
     committer, folder = begin(tmp_path)
@@ -147,7 +144,6 @@ def test_damaged_piece_stops_the_write(tmp_path: Path, spoil: Any, error: type[E
 
 def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     committer, folder = begin(tmp_path)
-
     full = raising(OSError(28, "No space left on device"))
     monkeypatch.setattr("lazyshard.stream.publishing.sync_directory", full)
     write(folder, 0, 0, 9)

@@ -32,6 +32,10 @@ FORMS: list[dict[str, Any]] = [
     *(DEALT, PACKED_AND_DEALT),
 ]
 FILES = ([6, 5, 4, 6, 5, 4, 3, 8], [3, 9])
+MADE_TOGETHER: list[dict[str, Any]] = [
+    *({"shuffle": 8}, {"pack": 10}, {"pack": 10, "balance": 2, "encode": ENCODE}, DEALT),
+    *({"split": 4}, {"split": 4, "encode": ENCODE}),
+]
 
 
 @pytest.mark.timeout(400)  # 140 whole runs, each of which is continued after every row
@@ -168,12 +172,6 @@ def test_another_recipe_is_told(tmp_path: Path, before: dict[str, Any], after: d
     assert [text.partition(": ")[2] for text in warnings] == [told]
     found = {token for one in samples([*whole[:number], *rest]) for token in one["input_ids"]}
     assert found == set(range(10, 10 + sum(map(sum, FILES))))
-
-
-MADE_TOGETHER: list[dict[str, Any]] = [
-    *({"shuffle": 8}, {"pack": 10}, {"pack": 10, "balance": 2, "encode": ENCODE}, DEALT),
-    *({"split": 4}, {"split": 4, "encode": ENCODE}),
-]
 
 
 @pytest.mark.parametrize("form", MADE_TOGETHER)

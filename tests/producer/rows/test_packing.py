@@ -32,6 +32,7 @@ RECIPES = "tests.producer.recipes"
 COUNTED = f"{RECIPES}:counted"
 TOKENIZED = f"{RECIPES}:tokenized"
 DEALT: dict[str, Any] = {"balance": 2, "micro_batch_size": 2, "samples_per_chunk": 4, "seed": 7}
+BOS, EOS, FIRST, LAST = 1, 2, 3, 4
 
 
 @pytest.mark.parametrize("encode", [None, COUNTED])
@@ -155,9 +156,6 @@ def test_rows_of_swift_that_are_cut_may_be_of_any_length() -> None:
     common |= {"encode": "swift", "model": "m"}
     forms: list[dict[str, Any]] = [{"split": 8}, {"split": 8, "max_length": 16}, {"pad": 8}, {}]
     assert [Settings(**common, **more).swift["max_length"] for more in forms] == [2**31 - 1, 16, None, None]
-
-
-BOS, EOS, FIRST, LAST = 1, 2, 3, 4
 
 
 def drain(settings: Settings, start: Any = None, samples: int = 0) -> Iterator[Taken]:

@@ -20,6 +20,7 @@ from tests.stream.streams import raised, seal
 HERE = "tests.producer.rows.test_patches"
 SIZES = ((5, 18), (5, 10), (4, 8), (6, 0), (9, None))  # tokens and patches
 GRID = ("--encode", f"{HERE}:with_grid")
+BOTH, TOKENS = [[0], [1, 2], [3], [4]], [[0, 1], [2, 3], [4]]
 
 
 def write(directory: Path, *sizes: tuple[int, Any]) -> Path:
@@ -42,9 +43,6 @@ def publish(out: Path, source: Path, size: int, *options: object) -> list[Any]:
     assert main(run_arguments(out, [source], size, *options, "--no-progress")) == 0
     sealed = [seal(out, chunk).patches for chunk in range(len(list(out.glob("*.completed"))))]
     return [None if patches is None else patches.tolist() for patches in sealed]
-
-
-BOTH, TOKENS = [[0], [1, 2], [3], [4]], [[0, 1], [2, 3], [4]]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from tests.producer.rows.draining import making
 from tests.stream.streams import raised
 
 HERE = "tests.producer.recipes"
+ERROR = RowInvalid("not a row: odd", reason="odd", byte=3)
+PLACE = RowOrigin("a.jsonl", 2, 10)
 
 
 def made(recipe: Settings, line: bytes, index: int = 0) -> MadeOfRow:
@@ -150,10 +152,6 @@ def test_a_function_that_cannot_be_had_is_refused_before_anything_is_made(option
     error = raised(SettingInvalid, Maker, making(**{option: name}))
     assert error.option == f"--{option}"
     assert hint in str(error)
-
-
-ERROR = RowInvalid("not a row: odd", reason="odd", byte=3)
-PLACE = RowOrigin("a.jsonl", 2, 10)
 
 
 def workplace(out: Path) -> Path:

@@ -27,6 +27,9 @@ pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshar
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("pyarrow.compute")
 ROWS: Final = {"small": 4096, "large": 160 * 1024}
+MAP = pa.map_(pa.string(), pa.int8())
+UNCHECKED = pa.Array.from_buffers(pa.string(), 1, pa.array([b"a\xffb"], pa.binary()).buffers())
+SECOND = 1_700_000_000
 
 
 def opened(path: Path, position: Any = None, kind: str | None = None) -> "closing[TableSource]":
@@ -326,11 +329,6 @@ def encoded(array: Any, max_row_bytes: int = 1 << 20) -> list[Any]:
     batch = pa.record_batch({"a": array})
     lines = ArrowRowEncoder(pa, batch.schema, max_row_bytes).encode(batch)
     return [line.reason if isinstance(line, RowInvalid) else json.loads(line)["a"] for line in lines]
-
-
-MAP = pa.map_(pa.string(), pa.int8())
-UNCHECKED = pa.Array.from_buffers(pa.string(), 1, pa.array([b"a\xffb"], pa.binary()).buffers())
-SECOND = 1_700_000_000
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ DEFAULTS: Final[dict[str, Any]] = {
 
 load = functools.cache(swift_samplers.load)
 DIRECTORY = "/streams/one"
+MARKS = {"megatron": "latest_checkpointed_iteration.txt", "swift": "trainer_state.json"}
+"""What each trainer writes last into a checkpoint."""
 
 
 class TrainArguments(SimpleNamespace):
@@ -88,10 +90,6 @@ def position(**changes: Any) -> Position:
     part = Part(found.dp_size, found.batch_size, draws, draws_per_step=per_step)
     state = RunState(found.stream, size, size, found.window * size, found.seed, None, (part,), draws * found.dp_size)
     return replace(found, state=state)
-
-
-MARKS = {"megatron": "latest_checkpointed_iteration.txt", "swift": "trainer_state.json"}
-"""What each trainer writes last into a checkpoint."""
 
 
 def checkpoint(folder: Path, saved: Position | None = None) -> str:

@@ -300,12 +300,6 @@ def test_what_works_is_not_refused() -> None:
         check_combinations(hugging_face(**changes))
 
 
-def test_directory_with_a_number_sign_in_its_name_is_a_stream(tmp_path: Path) -> None:
-    (tmp_path / "a#5").mkdir()
-    check_combinations(megatron(dataset=[str(tmp_path / "a#5")]))
-    check_combinations(megatron(dataset=[str(tmp_path / "a#5" / "not there yet")]))
-
-
 @pytest.mark.usefixtures("installed")
 def test_validation_data_are_streams_or_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, stream, foreign = made = [tmp_path / name for name in ("files", "stream", "foreign")]

@@ -26,6 +26,8 @@ pytest.importorskip("transformers")
 
 TOTAL, PER_CHUNK = 61, 4
 LENGTHS = [1 + 7 * sample % 23 for sample in range(TOTAL)]
+OWN = {"group_by_length": False, "data_sharding": True}
+"""Megatron's shuffle of each rank's own chunks, in which ms-swift's sampler draws by itself too."""
 
 
 @pytest.fixture
@@ -43,10 +45,6 @@ def args_of(kind: str, output: Path, where: Path | None = None, **changes: Any) 
 def by_step(kind: str, directory: Path, args: Any, kill: int | None = None) -> dict[int, list[list[int]]]:
     _, found = train(kind, directory, args, 2, kill=kill)
     return {step: [each.steps[step] for each in found] for step in found[0].steps}
-
-
-OWN = {"group_by_length": False, "data_sharding": True}
-"""Megatron's shuffle of each rank's own chunks, in which ms-swift's sampler draws by itself too."""
 
 
 @pytest.mark.parametrize(

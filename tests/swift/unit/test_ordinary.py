@@ -85,7 +85,8 @@ def test_entries_of_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert args.dataset == [f"{tmp_path}/rows.jsonl#3", "org/name#4", f"{tmp_path}/stream#1"]
     for names in (["missing.jsonl"], ["rows.jsonl", "./rows.jsonl"], ["stream#5", "stream"], ["stream#0"]):
         tells(raised(SettingsRefused, check_combinations, megatron(dataset=names)), names[0], argument="dataset")
-    check_combinations(megatron(dataset=["rows.jsonl#5", "rows.jsonl#6"]))
+    for names in (["rows.jsonl#5", "rows.jsonl#6"], [f"{tmp_path}/with#5"], [f"{tmp_path}/with#5/not there yet"]):
+        check_combinations(megatron(dataset=names))
 
 
 def test_spool_is_written_once_and_is_the_same_stream_everywhere(tmp_path: Path, loads: Calls) -> None:

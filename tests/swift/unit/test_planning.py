@@ -18,6 +18,11 @@ from tests.swift.unit.runs import DIRECTORY, checkpoint, decide_one, decided, fa
 from tests.swift.unit.runs import hugging_face as hf
 from tests.swift.unit.runs import megatron as mg
 
+BLOCK = {"window": 0, "layout": "block"}  # what a run in ms-swift's own shuffle has saved
+# What is in a checkpoint once it is whole; the last of it is written last.
+IN_MEGATRON = ["latest_checkpointed_iteration.txt"]
+IN_ASYNC = [*IN_MEGATRON, "iter_0000003/__0_0.distcp", "iter_0000003/metadata.json"]
+
 
 def resumed(folder: Path, **changes: Any) -> Any:
     """Arguments of a run that continues from a checkpoint in this folder, of a position with these changes."""
@@ -71,9 +76,6 @@ def test_resume_within_a_rollout_keeps_its_ranks_and_batches(tmp_path: Path) -> 
                 assert decide_one(args, facts(), Rank(0, ranks)).step == step
             else:
                 tells(raised(ResumeRefused, decide_one, args, facts(), Rank(0, ranks)), actual="6", checkpoint=saved)
-
-
-BLOCK = {"window": 0, "layout": "block"}  # what a run in ms-swift's own shuffle has saved
 
 
 def test_order_of_a_new_run(notices: list[str]) -> None:
@@ -255,11 +257,6 @@ def test_checkpoint_that_ms_swift_goes_on_from(tmp_path: Path, monkeypatch: pyte
     assert resume_checkpoint(hf()) is None
     assert resume_checkpoint(hf(resume_from_checkpoint="A")) == resume_checkpoint(hf(**weights)) == "A"
     assert resume_checkpoint(hf(**weights, ignore_data_skip=True)) is None
-
-
-# What is in a checkpoint once it is whole; the last of it is written last.
-IN_MEGATRON = ["latest_checkpointed_iteration.txt"]
-IN_ASYNC = [*IN_MEGATRON, "iter_0000003/__0_0.distcp", "iter_0000003/metadata.json"]
 
 
 @pytest.mark.parametrize(

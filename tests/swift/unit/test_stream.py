@@ -26,6 +26,9 @@ from tests.swift.unit import runs
 from tests.swift.unit.runs import checkpoint, hugging_face, megatron, open_stream, opened, plan, position, tells
 
 TWO = b'{"id": 1}\n{"id": 2}\n'
+PER_CHUNK = 3
+# Ranks, samples of a micro batch, micro batches of a step, and the window.
+SETTINGS = [(1, 2, 3, 2), (2, 1, 2, 2), (2, 2, 1, 0), (3, 1, 3, 0), (3, 2, 2, 2), (2, 1, 3, 0), (1, 1, 1, 0)]
 HashStore: Any = vars(dist)["HashStore"]
 
 
@@ -192,11 +195,6 @@ def test_a_stream_of_packs_and_packing_need_each_other(make: Any, tmp_path: Path
     # The template is made to take packs as PackingDataset makes it.
     opened(packs, make, template, packing=True, packing_length=None, **options)
     assert (template.packing, template.padding_free) == (True, True)
-
-
-PER_CHUNK = 3
-# Ranks, samples of a micro batch, micro batches of a step, and the window.
-SETTINGS = [(1, 2, 3, 2), (2, 1, 2, 2), (2, 2, 1, 0), (3, 1, 3, 0), (3, 2, 2, 2), (2, 1, 3, 0), (1, 1, 1, 0)]
 
 
 def gate(directory: Path, rank: int, dp: int, batch: int, window: int = 0, *, max_wait: float = 0.0) -> StepGate:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+_tensor_type = torch.Tensor.type
+
 
 class _Event:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
@@ -67,9 +69,6 @@ class _CudaToCpu(TorchFunctionMode):
 
 def _returning(value: Any) -> Any:
     return lambda *args, **kwargs: value
-
-
-_tensor_type = torch.Tensor.type
 
 
 def _type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -23,18 +23,8 @@ def checkpoint(*args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError("nothing is recomputed here")
 
 
-def activation_recompute_forward(
-    activation_recompute: bool = False, recompute_phase: bool = False
-) -> AbstractContextManager[None]:
+def activation_recompute_forward(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
     return nullcontext()
-
-
-def is_fp8_activation_recompute_enabled() -> bool:
-    return False
-
-
-def in_fp8_activation_recompute_phase() -> bool:
-    return False
 
 
 def get_all_rng_states() -> dict[str, Any]:
@@ -43,3 +33,6 @@ def get_all_rng_states() -> dict[str, Any]:
 
 def graph_safe_rng_available() -> bool:
     return False
+
+
+in_fp8_activation_recompute_phase = is_fp8_activation_recompute_enabled = graph_safe_rng_available

@@ -3,7 +3,8 @@
     python images_program.py MODEL FOLDER ROWS
 
 Writes streams to FOLDER for `test_images.py`: of rows whose images are `paths` or `blobs`, and of the latter `encoded`
-by the producer. An assertion that does not hold ends it.
+by the producer; of rows with a video of two frames, `video_paths` and `video_blobs`. An assertion that does not hold
+ends it.
 """
 
 import io
@@ -35,9 +36,9 @@ def picture(number: int) -> bytes:
     return file.getvalue()
 
 
-def asking(number: int, **media: Any) -> dict[str, Any]:
+def asking(number: int, token: str = TOKEN, **media: Any) -> dict[str, Any]:
     question, answer = row(number)["messages"]
-    return {"messages": [question | {"content": TOKEN + question["content"]}, answer], **media}
+    return {"messages": [question | {"content": token + question["content"]}, answer], **media}
 
 
 def write(directory: Path, rows: list[dict[str, Any]]) -> str:
@@ -86,10 +87,12 @@ def main(model: str, folder: str, rows: str) -> None:
     parts = [{"type": "image", "image": data[0]}, {"type": "text", "text": row(0)["messages"][0]["content"]}]
     inside = {"messages": [{"role": "user", "content": parts}, row(0)["messages"][1]]}
     assert same(unpack(encode(inside)), expected[0])
-    frames = [[str(files[0]), str(files[5])], [data[0], data[5]]]
-    ask = {"messages": [{"role": "user", "content": "<video>what"}, row(0)["messages"][1]]}
-    videos = [unpack(encode(ask | {"videos": [two]})) for two in frames]
-    assert "pixel_values_videos" in videos[0] and same(*videos)
+    for name, frames in {"paths": list(map(str, files)), "blobs": data}.items():
+        # Two frames of one size: that of a picture depends on the remainder of its number.
+        two = ([frames[number], frames[(number + 5) % 20]] for number in range(len(frames)))
+        write(root / f"video_{name}", [asking(n, "<video>", videos=[one]) for n, one in enumerate(two)])
+    videos = [[unpack(encode(one)) for one in StreamReader(root / f"video_{name}")] for name in ("paths", "blobs")]
+    assert "pixel_values_videos" in videos[0][0] and same(*videos)
 
     # By the producer; one that is no image, one that is cut, and one of 225 million pixels in 28 KB are bad rows.
     bomb = io.BytesIO()

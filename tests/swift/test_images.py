@@ -53,9 +53,11 @@ def train(work: Path, model: Path, command: Callable[..., Run], streams: dict[st
 
 
 def test_swift(packages: Path, vision_model: Path, streams: Path, tmp_path: Path) -> None:
-    three = {name: streams / name for name in ("paths", "blobs", "encoded")}
-    runs = train(tmp_path, vision_model, swift_sft, three, processes=1, packages=packages)
-    assert [run.losses == runs[0].losses for run in runs] == [True] * 3
+    images, videos = ("paths", "blobs", "encoded"), ("video_paths", "video_blobs")
+    for names in (images, videos):
+        of = {name: streams / name for name in names}
+        runs = train(tmp_path, vision_model, swift_sft, of, processes=1, packages=packages)
+        assert [run.losses == runs[0].losses for run in runs] == [True] * len(names)
 
 
 def test_megatron(packages: Path, vision_model: Path, streams: Path, tmp_path: Path) -> None:

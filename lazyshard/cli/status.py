@@ -417,7 +417,7 @@ def _of_readers(outlook: Outlook) -> str:
     head, consumers, slowest = outlook.survey.census.head, outlook.consumers, outlook.slowest
     told = outlook.state == "waiting" and head is not None and head.note  # It says how far ahead of whom it is
     if not consumers:
-        return "" if told else "no consumer has registered"
+        return "" if told else "no consumer has registered (a run with consumer=NAME does)"
     if outlook.survey.census.ended:
         known = all(one.lag_chunks is not None for one in consumers)
         return _behind(outlook) or ("every consumer is done with it" if known else "")

@@ -1,15 +1,16 @@
 """Rows with images as bytes through the template of Qwen2-VL; in a process of its own, since importing ms-swift warns.
 
-    python images_program.py MODEL FOLDER ROWS
+    python images_program.py MODEL FOLDER ROWS [sounds]
 
 Writes streams to FOLDER for `test_images.py`: of rows whose images are `paths` or `blobs`, and of the latter `encoded`
-by the producer; of rows with a video of two frames, `video_paths` and `video_blobs`. An assertion that does not hold
-ends it.
+by the producer; of rows with a video of two frames, `video_paths` and `video_blobs`; with "sounds" of rows with audio
+for Qwen2-Audio, and of the same rows with `others`' audio. An assertion that does not hold ends it.
 """
 
 import io
 import json
 import sys
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from tests.stream.streams import lengths_of, publish_rows, seal
 from tests.swift.streams import row
 
 SIZE, TOKEN, MAX_LENGTH = 8, "<image>", 512
-OPTIONS = ("--template", "qwen2_vl", "--encode-option", "model_type=qwen2_vl", "--max-length", str(MAX_LENGTH))
 
 
 def picture(number: int) -> bytes:
@@ -45,9 +45,10 @@ def write(directory: Path, rows: list[dict[str, Any]]) -> str:
     return str(publish_rows(directory, SIZE, rows, arrays=True))
 
 
-def produce(model: str, source: str, out: Path, *options: str) -> int:
+def produce(model: str, source: str, out: Path, *options: str, template: str = "qwen2_vl") -> int:
     common = ("--source", source, "--out", str(out), "--samples-per-chunk", str(SIZE), "--no-progress")
-    return producer(["run", *common, "--model", model, *OPTIONS, *options])
+    encoding = ("--template", template, "--encode-option", f"model_type={template}", "--max-length", str(MAX_LENGTH))
+    return producer(["run", *common, "--model", model, *encoding, *options])
 
 
 def patches_of(directory: Path) -> list[int]:
@@ -110,5 +111,41 @@ def main(model: str, folder: str, rows: str) -> None:
         assert f"with bytes in images: {error}: " in reason
 
 
+def sound(number: int) -> bytes:
+    """A WAV of a quarter to a whole second, of another length and pitch for each number."""
+    times = np.arange(4000 + 500 * number) / 16_000
+    file = io.BytesIO()
+    with wave.open(file, "wb") as audio:
+        audio.setnchannels(1)
+        audio.setsampwidth(2)
+        audio.setframerate(16_000)
+        audio.writeframes((8000 * np.sin(2 * np.pi * (200 + 50 * number) * times)).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def listening(number: int, audio: str | bytes) -> dict[str, Any]:
+    question, answer = row(number)["messages"]
+    return {"messages": [question | {"content": "<audio>" + question["content"]}, answer], "audios": [audio]}
+
+
+def sounds(model: str, folder: str, rows: str, _: str) -> None:
+    root, data = Path(folder), list(map(sound, range(int(rows))))
+    files = [root / f"{number}.wav" for number in range(len(data))]
+    for path, content in zip(files, data, strict=True):
+        path.write_bytes(content)
+    paths = write(root / "paths", [listening(number, str(path)) for number, path in enumerate(files)])
+    blobs = write(root / "blobs", [listening(number, content) for number, content in enumerate(data)])
+    write(root / "others", [listening(number, content) for number, content in enumerate(reversed(data))])
+
+    encode = open_encoder(model, "qwen2_audio", MAX_LENGTH, [("model_type", "qwen2_audio")])[0]
+    expected = [unpack(encode(one)) for one in StreamReader(paths)]
+    assert expected[0]["input_features"].shape == (1, 16, 100)
+    # Frames of 10 ms, as many as the file has.
+    assert [int(one["feature_attention_mask"].sum()) for one in expected[:5:4]] == [25, 38]
+    assert same([unpack(encode(one)) for one in StreamReader(blobs)], expected)
+    assert produce(model, blobs, root / "encoded", "--encode", "swift", template="qwen2_audio") == 0
+    assert same([EncodedRows()(one) for one in StreamReader(root / "encoded")], expected)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (sounds if sys.argv[4:] else main)(*sys.argv[1:])

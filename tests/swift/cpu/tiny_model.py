@@ -1,9 +1,10 @@
 """Hugging Face model folders with random weights, the same ones every time.
 
-python tests/swift/cpu/tiny_model.py FOLDER LAYERS|vision
+python tests/swift/cpu/tiny_model.py FOLDER LAYERS|vision|audio
 
 LAYERS: half a megabyte with a small tokenizer. vision: a Qwen2-VL of 20 megabytes with its real processor; nearly all
-of it is an embedding of the size of Qwen2-VL's, as its template in ms-swift has the numbers of its tokens.
+of it is an embedding of the size of Qwen2-VL's, as its template in ms-swift has the numbers of its tokens. audio: a
+Qwen2-Audio that hears one second, not thirty.
 """
 
 import json
@@ -19,6 +20,10 @@ VISION_TOKENS: Final = {
     **{"<|image_pad|>": 151655, "<|video_pad|>": 151656},
 }
 VISION_EMBEDDINGS: Final = 151_664
+SMALL: Final = {
+    **{"hidden_size": 32, "intermediate_size": 64},
+    **{"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2},
+}
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -101,11 +106,7 @@ def vision_model() -> tuple[Any, Any]:
     processor = transformers.Qwen2VLProcessor(images, tokenizer, videos, chat_template=CHAT_TEMPLATE)
     text = {
         "vocab_size": VISION_EMBEDDINGS,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
+        **SMALL,
         "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
         "tie_word_embeddings": True,
         **of_tokenizer(tokenizer),
@@ -115,12 +116,28 @@ def vision_model() -> tuple[Any, Any]:
     return processor, transformers.Qwen2VLForConditionalGeneration(config)
 
 
+def audio_model() -> tuple[Any, Any]:
+    import transformers
+
+    tokenizer = wrapped(make_tokenizer(), "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    sounds = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+    processor = transformers.Qwen2AudioProcessor(sounds, tokenizer, chat_template=CHAT_TEMPLATE)
+    text = {"vocab_size": EMBEDDINGS, **SMALL, **of_tokenizer(tokenizer)}
+    heard = {"num_mel_bins": 16, "max_source_positions": 50, "d_model": 32}
+    layers = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
+    # The model reads the last of them, as the published ones have it.
+    ids = {"audio_token_index": processor.audio_token_id, "pad_token_id": tokenizer.pad_token_id, "ignore_index": -100}
+    config = transformers.Qwen2AudioConfig(audio_config=heard | layers, text_config=text, **ids)
+    return processor, transformers.Qwen2AudioForConditionalGeneration(config)
+
+
 def main(folder: str, kind: str) -> None:
     import torch
 
     os.makedirs(folder, exist_ok=True)
     torch.manual_seed(0)
-    tokenizer, model = vision_model() if kind == "vision" else text_model(int(kind))
+    multimodal = {"vision": vision_model, "audio": audio_model}
+    tokenizer, model = multimodal[kind]() if kind in multimodal else text_model(int(kind))
     tokenizer.save_pretrained(folder)
     model.to(torch.float32).save_pretrained(folder)
 

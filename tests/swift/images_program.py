@@ -88,7 +88,8 @@ def main(model: str, folder: str, rows: str) -> None:
     parts = [{"type": "image", "image": data[0]}, {"type": "text", "text": row(0)["messages"][0]["content"]}]
     inside = {"messages": [{"role": "user", "content": parts}, row(0)["messages"][1]]}
     assert same(unpack(encode(inside)), expected[0])
-    for name, frames in {"paths": list(map(str, files)), "blobs": data}.items():
+    pictures: dict[str, list[Any]] = {"paths": list(map(str, files)), "blobs": data}
+    for name, frames in pictures.items():
         # Two frames of one size: that of a picture depends on the remainder of its number.
         two = ([frames[number], frames[(number + 5) % 20]] for number in range(len(frames)))
         write(root / f"video_{name}", [asking(n, "<video>", videos=[one]) for n, one in enumerate(two)])

@@ -363,7 +363,7 @@ def _mixed(label: str, noun: str, parts: Iterable[tuple[str, float | None, int, 
 def summary(outlook: Outlook) -> str:
     """Returns a sentence on what is happening."""
     gone = ", ".join(map(repr, outlook.gone))
-    last = gone and f"the run that wrote the cursor of {gone} no longer exists on this machine: resume it"
+    last = gone and f"the last run of {gone} no longer exists on this machine: resume it, unless another one reads"
     return "; ".join(filter(None, (_of_producer(outlook), writers_summary(outlook), _of_readers(outlook), last)))
 
 
@@ -398,13 +398,13 @@ def _of_producer(outlook: Outlook) -> str:
         again = f"the disk is full, free some space and {again}"
     elif head.state == "waiting" and head.note.removeprefix("deadlock: ").startswith(_ROOM):
         again = f"free some space, for which it waited ({head.note}), and {again}"
-    there = "" if survey.gone is None else f", but process {head.pid} exists (continue it by kill -CONT or end it)"
-    sign = f"no heartbeat for {age}{' and its process is gone' if survey.gone else there}"
+    there = f"process {head.pid} exists: continue it (kill -CONT), or end it and " if survey.gone is False else ""
+    sign = f"no heartbeat for {age}{' and its process is gone' if survey.gone else ''}: {there}"
     what = failure_words(head.note) if head.note else "check its log, start it again"
     # `_of_readers` then says how far ahead it is, which implies that it is running.
     told = outlook.slowest is not None and all(one.supply != "dry" for one in outlook.consumers)
     sentences: dict[str | None, str] = {
-        "dead": f"is dead, {'its process has ended' if survey.ended else sign}: {again}, it continues where it stopped",
+        "dead": f"is dead, {'its process has ended: ' if survey.ended else sign}{again}, it continues where it stopped",
         "failed": f"failed {age} ago: {what}",
         "idle": f"was stopped {age} ago: {again} to continue",
         "waiting": f"waits: {head.note}" if head.note else "waits",

@@ -12,7 +12,7 @@ from lazyshard.inspection.survey import WriterOutlook, WriterState
 
 _SHOWN: Final = 8  # writers in the text of `status`
 _LISTED: Final = 3  # names in a sentence
-_VERBS: Final = {"failed": "failed", "dead": "died: start again", "unknown": "did not begin, or cannot be read"}
+_VERBS: Final = {"failed": "failed", "dead": "did not respond: restart", "unknown": "did not begin, or cannot be read"}
 
 
 def writers_values(outlook: Outlook) -> dict[str, Any]:

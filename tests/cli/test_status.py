@@ -204,7 +204,7 @@ def test_page_and_summary() -> None:
     assert " ".join(" ".join(shown[:2]).split()) == f"writers {words}"
     # Those in trouble first.
     assert [line[14] for line in shown[2:] if line[15:17] == ": "] == list("dfebac")
-    summary = "writer 'd' died: start again; writer 'e' is refused; writer 'f' did not begin, or cannot be read"
+    summary = "writer 'd' did not respond: restart; writer 'e' is refused; writer 'f' did not begin, or cannot be read"
     assert summary in status_values(found)["summary"]
 
 
@@ -237,7 +237,7 @@ def test_many_writers_stay_readable() -> None:
     assert len(status_values(found)["writers"]) == 256
     assert "writer 'vllm-200' failed" in status_values(found)["summary"]
     dead = shared(*(replace(one, head=head(100, updated_at=NOW - 99)) for one in writers))
-    assert "writers 'vllm-000', 'vllm-001', 'vllm-002' and 253 more died" in status_values(dead)["summary"]
+    assert "writers 'vllm-000', 'vllm-001', 'vllm-002' and 253 more did not respond" in status_values(dead)["summary"]
 
 
 def test_metrics() -> None:

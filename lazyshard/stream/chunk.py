@@ -209,17 +209,20 @@ class Chunk(FileOfRows):
             rows = [self._parse(lines[0], first)]
             with contextlib.suppress(RowInvalid):
                 rows.extend(self._parse(line, first + 1 + i) for i, line in enumerate(lines[1:]))
-        if (arrays := self.arrays) is None:
+        if self.arrays is None:
             return rows
+        return rows[: good_until(len(rows), lambda at: self._fill(rows[at], lines[at], first + at))]
 
-        def fill(at: int) -> None:
-            if may_hold_arrays(lines[at]):
-                try:
-                    fill_row(rows[at], arrays.read_rows(first + at, first + at + 1))
-                except RowInvalid as cause:
-                    raise self._invalid(cause, lines[at], first + at) from None
-
-        return rows[: good_until(len(rows), fill)]
+    def _fill(self, found: dict[str, Any], line: bytes, row: int) -> ByteArray | None:
+        """Puts the arrays of a row into it, and returns their bytes; None if it has none. Raises as `parse`."""
+        if self.arrays is None or not may_hold_arrays(line):
+            return None
+        data = self.arrays.read_rows(row, row + 1)
+        try:
+            fill_row(found, data)
+        except RowInvalid as cause:
+            raise self._invalid(cause, line, row) from None
+        return data
 
     def line(self, row: int) -> bytes:
         """Reads and checks the bytes of one row, newline included. Raises as `lines` does."""
@@ -233,11 +236,9 @@ class Chunk(FileOfRows):
         Raises ChunkCorrupt, RowInvalid: the arrays are bad.
         """
         sent = (self.place(row) if len(line) > LARGE_ROW_BYTES else None) or line
-        if self.arrays is None or not may_hold_arrays(line):
+        if self.arrays is None or (data := self._fill(self._parse(line, row), line, row)) is None:
             return sent, None
-        self.parse([line], row)
-        place = self.arrays.place(row) if self.arrays.size(row, row + 1) > LARGE_ROW_BYTES else None
-        return sent, place or self.arrays.read_rows(row, row + 1).tobytes()
+        return sent, (self.arrays.place(row) if len(data) > LARGE_ROW_BYTES else None) or data.tobytes()
 
     def read_whole(self, memory: mmap) -> None:
         """Reads the whole file into memory without checking its rows: use `spans` and `check` for that."""

@@ -149,10 +149,8 @@ def no_process(pid: int) -> bool:
     """Returns whether this process sees no process of this number."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
@@ -200,7 +198,7 @@ def expected_wait(samples: int, published: Published) -> float | None:
     """Returns in how many seconds `samples` should be published at the producer's rate, None if unknown."""
     head = published.head
     # Nothing tells how long a producer waits for anything but its rate.
-    if head is None or head.rate <= 0 or not (head.state == "running" or head.note.startswith("--rate")):
+    if head is None or head.rate <= 0 or not f"{head.state} {head.note}".startswith(("running", "waiting --rate")):
         return None
     left = max(0, samples - published.samples)
     # A rate that has faded because no row came predicts nothing; near zero the division would overflow.

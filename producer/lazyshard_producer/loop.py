@@ -118,7 +118,7 @@ class RowLoop:
                 left_out = f"--where or --transform left out all of {count(mixer.rows, 'row')}"
                 self.display.warn(f"{left_out}: the stream ends empty")
         if self._unseen and writer.samples > self._before:
-            self.display.warn(f"--embed {','.join(sorted(self._unseen))}: no new row has it; to fix it use a new --out")
+            self.display.warn(f"--embed {','.join(sorted(self._unseen))}: no new row has this key: is it misspelled?")
         try:
             # A named writer may wait for the stream's limits here, which is no fault of the filesystem.
             with self._watched() if self.gate is None else contextlib.nullcontext():
